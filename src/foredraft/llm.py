@@ -64,8 +64,8 @@ MAX_SPECULATIVE_TOKENS = 8
 class LLM:
     """A target model, its drafters, and an engine that runs them. Not thread-safe; AsyncLLM runs one in a thread of its own.
 
-    model: hub id, directory, or a loaded transformers model, decoder-only or encoder-decoder; None loads the embedded target and
-        draft model, or the embedded head for method="eagle".
+    model: hub id, directory, or a loaded transformers model, decoder-only or encoder-decoder; None loads the embedded target, with
+        the embedded draft model, or the embedded head for method="eagle".
     draft_model: the same for the draft model, or the hub id or directory of a head for the target: EAGLE, DFlash or Medusa. MTP
         layers are read from the target's own checkpoint: method="mtp".
     heterogeneous_vocab: how to use a draft model whose vocabulary differs from the target's: "slem" encodes its text with the
@@ -102,8 +102,8 @@ class LLM:
     device_map: for the target, as in transformers: "auto" spreads its layers over all GPUs, a mapping assigns modules to devices.
     tp_plan: "auto" splits the target among the processes of torchrun, each of which creates the same LLM. Only the first process
         continues; the others compute their share, and end with the first (see docs/guides/scaling.md).
-    quantization: "int8" rounds the linear layers to eight bits while they are loaded, "int4" rounds all but the lm_head to four,
-        "int4-all" the lm_head too; None leaves them as they are.
+    quantization: "int8" rounds the linear layers to eight bits while they are loaded; "int4" rounds them to four but the lm_head to
+        eight, "int4-all" the lm_head to four too; None leaves them as they are.
     draft_quantization: the same for the draft; None: as the target, "none": none. It may lower acceptance but never changes the output.
     batch_invariant: on a GPU, use matrix products that compute each row independently of the others, so that a greedy or
         seeded text does not depend on drafts or on other requests (see docs/internals/gpu.md). No effect on a CPU.

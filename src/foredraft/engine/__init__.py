@@ -1,4 +1,4 @@
-"""One step is propose, score, verify, commit: the engine, its scheduler and cache, and the types of a step."""
+"""The engine, its scheduler and KV cache, and the types of a step: propose, score, verify, commit."""
 
 from __future__ import annotations
 

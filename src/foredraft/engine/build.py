@@ -1,4 +1,4 @@
-"""From loaded models and settings to drafters, a policy and an engine."""
+"""Builds drafters, a policy and an engine from loaded models and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from foredraft.verify import Rule, Verifier, verify
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When a drafter is not used for a while (Guard). Raises ForedraftError for a value that makes no sense."""
+    """The thresholds of Guard, which stops using a drafter for a while. Raises ForedraftError for an invalid value."""
 
     min_acceptance_rate: float | None = None
     max_draft_memory: int | None = None
@@ -44,7 +44,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What all engines of one LLM have in common; see LLM. Raises ForedraftError for a value that makes no sense."""
+    """The settings that all engines of one LLM share; see LLM. Raises ForedraftError for an invalid value."""
 
     limits: Limits
     thresholds: Thresholds
@@ -69,9 +69,9 @@ class EngineSettings:
 
 
 class EngineBuilder:
-    """Builds engines over the same models, with the same settings and several choices of drafters.
+    """Builds engines over the same models with the same settings; their drafters may differ.
 
-    methods: of the drafters. speculative_tokens: a number, or "auto".
+    methods: the drafters. speculative_tokens: a number, or "auto".
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class EngineBuilder:
         self.speculative_tokens = speculative_tokens
 
     def drafters(self, pool: MemoryPool | None = None) -> tuple[dict[str, Drafter], MemoryPool]:
-        """New drafters by name, and the memory that they share with the target: `pool`, if there is one."""
+        """New drafters by name, and the memory that they share with the target: `pool`, if it is given."""
         sources, settings = self._draft_sources(), self.settings
         if pool is None and settings.cache_memory is not None:
             pool = MemoryPool(settings.cache_memory)
@@ -99,13 +99,13 @@ class EngineBuilder:
         )
 
     def _new_refits(self) -> RefitSchedule | None:
-        """With a fixed number of draft tokens, nothing depends on measured times."""
+        """The schedule for drafters that adapt. With a fixed number of draft tokens it counts steps, so as not to depend on times."""
         if not self.settings.adapt:
             return None
         return TimedRefits() if self.speculative_tokens == AUTO else CountedRefits()
 
     def _with_merged(self, drafters: dict[str, Drafter]) -> dict[str, Drafter]:
-        """And one that merges the trees of all that grow some. Where their shape is fixed it is the first."""
+        """Add a drafter that merges the trees of all drafters that grow them; it comes first if the shape is fixed."""
         settings = self.settings
         has_trees = settings.shape is not None or settings.auto_trees
         growing = {name: drafter for name, drafter in drafters.items() if grows_trees(drafter)}
@@ -115,9 +115,9 @@ class EngineBuilder:
         return {**drafters, **merged} if settings.shape is None else {**merged, **drafters}
 
     def policy(self, drafters: Mapping[str, Drafter], *, saves_costs: bool = True) -> Policy:
-        """A policy that chooses among these drafters, from the costs that earlier processes measured.
+        """A policy that chooses among these drafters, starting from the costs that earlier processes measured.
 
-        saves_costs: write what this one measures beside them.
+        saves_costs: save the costs that this policy measures too.
         """
         names = list(drafters)
         if names == [NO_DRAFT]:
@@ -138,7 +138,7 @@ class EngineBuilder:
         )
 
     def guarded(self, policy: Policy, drafters: Mapping[str, Drafter]) -> Policy:
-        """The policy within the thresholds of the settings, if there are any."""
+        """The policy, wrapped in a Guard if the settings have thresholds."""
         thresholds = self.settings.thresholds
         if not thresholds:
             return policy
@@ -160,7 +160,7 @@ class EngineBuilder:
         retain: bool = False,
         verifier: Verifier = verify,
     ) -> Engine:
-        """target: None takes the models' own. seed, retain, verifier: see Engine."""
+        """A new engine. target: None takes that of the loaded models. seed, retain, verifier: see Engine."""
         return Engine(
             target or self.models.target,
             drafters,

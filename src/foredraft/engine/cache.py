@@ -1,11 +1,11 @@
-"""The regions of a model's sequences, within a budget of memory.
+"""The KV cache: the regions of a model's sequences, within a budget of memory.
 
-One region per sequence. A cache shrinks in one function, `keep_prefix_of`.
+Each sequence has one region. Only `keep_prefix_of` removes tokens from it.
 
-A sequence copies the keys and values of a common prefix from another one that runs, or that ended and whose region was retained.
-Retained regions are evicted, least recently used first, when their memory is needed.
+A new sequence copies the keys and values of a common prefix from another one that is running, or that ended and whose region was
+retained. Retained regions are evicted, least recently used first, when their memory is needed.
 
-Where a decoder attends to a source, its keys depend on it: only sequences with the same source have a prefix in common.
+If a decoder attends to a source, its keys depend on that: only sequences with the same source share a prefix.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _FIRST_CAPACITY = 64
 class KVCache:
     """The regions of one model's sequences, within a shared budget.
 
-    bytes_per_token: what one token costs over all layers, its features included. max_len: the longest a sequence can become.
-    taps: the hidden states that are kept as features of every token that is read (see model.Body). bytes_per_source_token: what one
-    token of a source costs. new_region: makes a sequence's region. keeps_encoded: whether what the encoder gives of a source is kept
+    bytes_per_token: the size of one token over all layers, its features included. max_len: the maximum length of a sequence.
+    taps: the hidden states that are kept as features of every token that is read (see model.Body). bytes_per_source_token: the size
+    of one token of a source. new_region: makes a sequence's region. keeps_encoded: whether the encoder's output for a source is kept
     too.
     """
 
@@ -62,7 +62,7 @@ class KVCache:
 
     @property
     def bytes_running(self) -> int:
-        """Of sequences that have not ended, their sources included."""
+        """The bytes of sequences that have not ended, their sources included."""
         in_regions = sum(region.capacity for region in self._regions.values()) * self.bytes_per_token
         return in_regions + self._sources.bytes_held - self._sources.bytes_retained
 
@@ -81,15 +81,15 @@ class KVCache:
         return next((region.used_at for region in self._retained), None)
 
     def bytes_for(self, num_tokens: int, source_len: int = 0) -> int:
-        """The least that a sequence of this length takes from the pool, with a source of that length."""
+        """The fewest bytes that a sequence of this length, with a source of that length, takes from the pool."""
         return _rounded(num_tokens) * self.bytes_per_token + source_len * self._sources.bytes_per_token
 
     def bytes_to_start(self, num_tokens: int, source: Source = NO_SOURCE, *, is_shared: bool = True) -> int:
-        """What one more sequence of this length takes of the memory that is available."""
+        """The bytes that one more sequence of this length takes from the available memory."""
         return self.bytes_for(num_tokens) + self._sources.bytes_to_open(source, is_shared=is_shared)
 
     def bytes_of(self, seq_id: int) -> int:
-        """What can be had if this sequence ends."""
+        """The bytes that become available if this sequence ends."""
         region = self.region(seq_id)
         is_last = region.source is not None and region.source.num_users == 1
         source_len = len(_source_of(region.source)) if is_last else 0
@@ -113,7 +113,7 @@ class KVCache:
         return len(region.tokens) if region else 0
 
     def features(self, seq_id: int) -> Tensor | None:
-        """[num_held, F], of the tokens that are held, until the next read; None without taps, or while nothing is held."""
+        """The features [num_held, F] of the tokens that are held, valid until the next read; None without taps, or if none are held."""
         region = self._regions.get(seq_id)
         if region is None or region.features is None:
             return None
@@ -135,9 +135,9 @@ class KVCache:
         return self._grow(region, generous) or self._grow(region, _rounded(num_tokens))
 
     def open(self, seq_id: int, source: Source, *, is_shared: bool = True) -> bool:
-        """Make room for what a new sequence attends to. False, if there is none, leaves everything as it was.
+        """Make room for the source of a new sequence, if it has one. False: there is no room, and nothing has changed.
 
-        is_shared: with other sequences that have the same source, now and later. Where there is no source, there is nothing to do.
+        is_shared: share the source with other sequences that have the same one, now and later.
         """
         if not source or self.region(seq_id).source is not None:
             return True
@@ -148,7 +148,7 @@ class KVCache:
         return True
 
     def source(self, seq_id: int) -> SourceKeys | None:
-        """What a sequence attends to beside its own tokens."""
+        """The keys and values that a sequence attends to besides those of its own tokens."""
         region = self._regions.get(seq_id)
         return None if region is None else region.source
 
@@ -157,10 +157,10 @@ class KVCache:
         return self._longest_match(wanted, source)[1]
 
     def start(self, seq_id: int, wanted: Sequence[int]) -> int:
-        """Begin a sequence with what another one with its source (see open) holds of its prefix, if there is room; later ones may
-        share what it holds. -> how many tokens it holds now; never the last of wanted, which is always read.
+        """Start a sequence with the part of its prefix that another sequence with the same source (see open) holds, if there is room;
+        later sequences may share what it holds. -> how many tokens it holds now; never the last of `wanted`, which is always read.
 
-        A retained region that `wanted` continues is taken over whole; otherwise the common prefix is copied.
+        A retained region is taken over if `wanted` continues all of it; otherwise the common prefix is copied.
         """
         self._sharing.add(seq_id)
         own = self.region(seq_id)
@@ -169,7 +169,7 @@ class KVCache:
             return 0
         is_retained = holder in self._retained
         if is_retained:
-            self._touch(holder)  # so that its own copy takes the room of any other first
+            self._touch(holder)  # so that making room for the copy evicts all others first
         if is_retained and length == len(holder.tokens):
             self._take_out(holder)
             holder.source, own.source = own.source, None
@@ -180,8 +180,8 @@ class KVCache:
         return self.num_held(seq_id)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
-        """Keep an ended sequence's region for sequences with the same prefix, until its memory is needed: only what it holds of
-        the history, and only if no other region holds that too."""
+        """Keep an ended sequence's region for sequences with the same prefix, until its memory is needed. Only the part that belongs
+        to the history is kept, and only if no other region holds it too."""
         region = self._regions.pop(seq_id, None)
         self._sharing.discard(seq_id)
         if region is not None:
@@ -196,7 +196,7 @@ class KVCache:
             self._sharing.discard(seq_id)
 
     def evict_oldest(self) -> None:
-        """Free the least recently used of the retained regions and sources, of which there must be one."""
+        """Free the least recently used of the retained regions and sources; there must be at least one."""
         if self._oldest_region_use is None or self._oldest_region_use != self.least_recent_use:
             self._sources.evict_oldest()
             return
@@ -209,7 +209,7 @@ class KVCache:
             self.evict_oldest()
 
     def _put_in(self, region: Region, source: Source) -> None:
-        """Retain a region, unless a retained one holds the same tokens and more; that one counts as used now."""
+        """Retain a region, unless a retained one holds the same tokens or more; then mark that one as used now."""
         index = self._indices.setdefault(source, PrefixIndex[Region]())
         displaced = index.add(region.tokens, region)
         if displaced is not None and displaced is not region:
@@ -243,7 +243,7 @@ class KVCache:
         self._retained_capacity -= region.capacity
 
     def _reserve_with_slack(self, seq_id: int, num_tokens: int) -> bool:
-        """Reserve a little more, so that the first draft tokens do not make the region move."""
+        """Reserve a little more than num_tokens, so that the first draft tokens do not make the region move."""
         with_slack = min(num_tokens + _FIRST_CAPACITY, max(self.max_len, num_tokens))
         return self.reserve(seq_id, with_slack) or self.reserve(seq_id, num_tokens)
 
@@ -271,8 +271,8 @@ class KVCache:
             region.source = None
 
     def _longest_match(self, wanted: Sequence[int], source: Source) -> tuple[Region | None, int]:
-        """The region that holds most of wanted without its last token, behind this source, and how many: at least a block, or
-        (None, 0)."""
+        """The region with this source that holds the longest prefix of wanted[:-1], and how long that is; (None, 0) if it is shorter
+        than a block."""
         limit = len(wanted) - 1
         index, length = self._indices.get(source), 0
         best = None if index is None else index.find(wanted)

@@ -1,4 +1,4 @@
-"""What can be said of a request before it runs. Every function raises ForedraftError for what cannot be run."""
+"""Checks of a request before it runs. Every function raises ForedraftError for a request that cannot be run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foredraft.sampling import SamplingParams
 
 
 def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int, context_len: int) -> None:
-    """A prompt holds known ids and leaves room for one token, unless none is to be written."""
+    """Check that a prompt holds known ids and leaves room for one token, unless max_tokens is 0."""
     _check_not_empty(prompt)
     _check_known(prompt, vocab_size)
     most = context_len if params.max_tokens == 0 else context_len - 1
@@ -22,8 +22,8 @@ def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int,
 
 
 def check_source(source: Source, params: SamplingParams, vocab_size: int, longest: int) -> None:
-    """The source of an encoder-decoder is not too long, and its ids are known. longest: that the encoder can read; 0
-    for a model without one."""
+    """Check that the source of an encoder-decoder is not too long, and that its ids are known. longest: the most tokens that the
+    encoder can read; 0 for a model without one."""
     if longest == 0:
         return
     _check_not_empty(source)
@@ -37,7 +37,7 @@ def check_source(source: Source, params: SamplingParams, vocab_size: int, longes
 
 
 def check_params(params: SamplingParams, vocab_size: int, verifications: Sequence[str]) -> None:
-    """Parameters name known ids and a known rule of verification. verifications: the names there are."""
+    """Check that parameters name known ids and a known verification rule. verifications: the names of all rules."""
     for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
         unknown = _first_outside(getattr(params, name) or (), vocab_size)
         if unknown is not None:
@@ -49,7 +49,7 @@ def check_params(params: SamplingParams, vocab_size: int, verifications: Sequenc
 
 
 def check_memory(num_tokens: int, num_bytes: int, budget: int) -> None:
-    """A text fits into the cache. num_bytes: that its num_tokens take. budget: the bytes there are."""
+    """Check that a text fits into the cache. num_bytes: the size of its num_tokens. budget: the size of the cache in bytes."""
     if num_bytes > budget:
         raise ForedraftError(
             f"{num_tokens} tokens take {num_bytes / 2**20:.0f} MiB of cache and the budget is "

@@ -1,4 +1,4 @@
-"""What a drafter owes the engine, as far as it can be checked: when it is handed over, and in every answer."""
+"""Checks of the contract between a drafter and the engine: when the engine is made, and for every proposal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_drafter(drafter: object) -> None:
 
 
 def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRequest], vocab_size: int) -> None:
-    """What costs little. Raises DrafterError for an answer that breaks the contract."""
+    """The cheap checks of a proposal. Raises DrafterError if it breaks the contract."""
     name = type(drafter).__name__
     if not isinstance(proposal, Proposal):
         raise DrafterError(f"{name}.propose must return a foredraft.Proposal, not {type(proposal).__name__}")
@@ -81,7 +81,7 @@ def _check_trees(name: str, proposal: Proposal) -> None:
 
 
 def check_probs(drafter: object, proposal: Proposal) -> None:
-    """What costs a pass over probs: each row that an id names sums to 1, and can give that id. Raises DrafterError."""
+    """The checks that read probs: each row that an id names sums to 1 and gives that id a probability above 0. Raises DrafterError."""
     token_probs = proposal.token_probs
     if token_probs is None:
         return
@@ -111,7 +111,7 @@ def _takes_one(method: object) -> bool:
         inspect.signature(method).bind(object())  # type: ignore[arg-type]
     except TypeError:
         return False
-    except ValueError:  # a built-in that does not tell
+    except ValueError:  # a built-in without a signature
         return True
     return True
 

@@ -1,4 +1,4 @@
-"""What drafters draft with, and the memory that they need of it."""
+"""The models that drafters draft with, and the cache memory that these need."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _UNKNOWN_MEMORY = 4 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class DraftSources:
-    """What the drafters of a target may draft with.
+    """The models that the drafters of a target may use.
 
-    drafts: draft models, by draft_of. head: what was given in the place of a draft model. vocabularies: of draft models with another
-    vocabulary than the target's, by draft_of. tokenizer: the target's, by which a draft server compares its vocabulary.
+    drafts: draft models, by draft_of. head: the head that drafts in place of a draft model. vocabularies: for draft models whose
+    vocabulary differs from the target's, by draft_of. tokenizer: the target's, which identifies its vocabulary to a draft server.
     """
 
     target: LanguageModel
@@ -43,7 +43,7 @@ class DraftSources:
         pool: MemoryPool,
         new_refits: Callable[[], RefitSchedule | None] = lambda: None,
     ) -> dict[str, Drafter]:
-        """New drafters by name. pool: what they share with the target. new_refits: makes DrafterContext.refits."""
+        """New drafters by name. pool: the memory that they share with the target. new_refits: makes DrafterContext.refits."""
         vocab_size, server = self.target.traits.vocab_size, self.draft_server
         vocabulary = None if server is None else VocabularyIdentity.of(vocab_size, self.tokenizer)
         drafters = {}
@@ -64,7 +64,7 @@ class DraftSources:
         return drafters
 
     def new_pool(self, methods: Sequence[Method], limits: Limits) -> MemoryPool:
-        """Memory for max_num_seqs full contexts, but at most half of what is free."""
+        """A pool for max_num_seqs full contexts, but at most half of the free memory."""
         target, head = self.target, self.head
         used = [self.drafts[name] for name in {draft_of(method) for method in methods} & set(self.drafts)]
         bytes_per_token = target.bytes_per_token(() if head is None else head.config.taps)
@@ -74,7 +74,7 @@ class DraftSources:
         return MemoryPool(max(1, min(per_sequence * limits.max_num_seqs, half_of_free_memory(target))))
 
     def _bytes_of_source(self, used: Sequence[LanguageModel]) -> int:
-        """Of the longest source, in the target's cache and in those of the drafts that are used."""
+        """The bytes of the longest source in the caches of the target and of the draft models that are used."""
         target = self.target
         per_token = sum(model.traits.bytes_per_source_token for model in (target, *used))
         if any(draft.traits.shares_encoder for draft in used):
@@ -83,6 +83,6 @@ class DraftSources:
 
 
 def half_of_free_memory(model: LanguageModel) -> int:
-    """Bytes; 4 GiB where the free memory is not known."""
+    """Half of the model's free memory in bytes; 4 GiB if that is unknown."""
     free = model.memory_for_cache
     return int(_CACHE_SHARE * free) if free else _UNKNOWN_MEMORY

@@ -1,4 +1,4 @@
-"""The drafters of an engine, asked by name."""
+"""The drafters of an engine, called by name."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from foredraft.sampling import Pending
 from foredraft.utils.isolation import Shield
 
 NUM_CHECKED = 16
-"""Sampled proposals of a drafter whose probabilities are checked. In Python's development mode (python -X dev) all are."""
+"""How many sampled proposals of a drafter have their probabilities checked. In Python's development mode (python -X dev) all do."""
 
 
 @runtime_checkable
 class RetainingDrafter(Drafter, Protocol):
-    """A drafter that keeps what it holds of ended sequences for those that begin like them."""
+    """A drafter that can keep what it holds for ended sequences, for later ones with the same prefix."""
 
     prefix_stats: PrefixStats
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
-        """This sequence ended with this history: of what is held for it, what belongs to the history may be kept, as long
-        as the pool can have it back at any moment."""
+        """This sequence ended with this history. The part of its keys and values that belongs to the history may be kept, as long as
+        the pool can evict it at any time."""
         ...
 
     def drop_retained(self) -> None: ...
 
 
 class Drafts(NamedTuple):
-    """The drafts of a step. proposal: row b for scheduled[b]. times: the seconds each drafter that was asked took. failures: what
-    a drafter raised, or how it broke its contract, by its name; its rows have no draft."""
+    """The drafts of a step. proposal: row b for scheduled[b]. times: the seconds that each drafter took, by name. failures: the
+    exceptions of drafters that raised or broke their contract, by name; their rows have no draft."""
 
     proposal: Proposal
     times: dict[str, float]
@@ -61,11 +61,12 @@ class Drafts(NamedTuple):
 
 
 class DrafterGroup:
-    """drafters: by the names that a policy knows them by. What one of them raises ends no request.
+    """All drafters of an engine. An exception in one of them ends no request.
 
-    taps: the hidden states of the target that any of them reads. reads_encoder: whether any of them reads what its encoder gives.
+    drafters: by the names that policies use. taps: the hidden states of the target that any of them reads. reads_encoder: whether
+    any of them reads the output of the target's encoder.
 
-    Raises DrafterError for an object that is no drafter.
+    Raises DrafterError for an object that is not a drafter.
     """
 
     def __init__(self, drafters: Mapping[str, Drafter]) -> None:
@@ -83,10 +84,10 @@ class DrafterGroup:
         return tuple(self._drafters)
 
     def propose(self, scheduled: Sequence[ScheduledSequence], vocab_size: int, cache: KVCache | None = None) -> Drafts:
-        """Each sequence's draft from the drafter that it names; without one it gets only the tokens that are forced. All drafters are
-        asked before any is waited for.
+        """Draft for each sequence with the drafter that it names; a sequence without one gets only forced tokens. All drafters begin
+        before any is waited for.
 
-        cache: the target's, for drafters that read what it holds.
+        cache: the target's, for drafters that read it.
         """
         if not any(item.max_draft for item in scheduled):
             return Drafts(Proposal.merged([], len(scheduled)), {}, {})
@@ -108,14 +109,14 @@ class DrafterGroup:
         return Drafts(apply_constraints(Proposal.merged(parts, len(scheduled)), forced_prefixes), times, failures)
 
     def forget(self, seq_ids: list[int], names: Sequence[str] | None = None) -> None:
-        """names: of the drafters that forget these sequences; None: all."""
+        """Let drafters forget these sequences. names: the drafters; None: all."""
         for name, drafter in self._drafters.items():
             if names is not None and name not in names:
                 continue
             self._shield.call(drafter, partial(drafter.forget, seq_ids), None)
 
     def retain(self, seq_id: int, history: Sequence[int]) -> None:
-        """A sequence ended whose beginning others may share; a drafter that keeps nothing forgets it."""
+        """A sequence ended whose prefix others may share; drafters that cannot retain it forget it."""
         for drafter in self._drafters.values():
             if isinstance(drafter, RetainingDrafter):
                 self._shield.call(drafter, partial(drafter.retain, seq_id, history), None)
@@ -128,11 +129,11 @@ class DrafterGroup:
 
     @property
     def prefix_stats(self) -> PrefixStats:
-        """Of all drafters together."""
+        """The prefix hits of all drafters together."""
         return sum((drafter.prefix_stats for drafter in self._retaining), PrefixStats())
 
     def give_up(self, seq_ids: list[int]) -> list[str]:
-        """Forget, to make room -> the names of the drafters that held any of the cache memory."""
+        """Forget these sequences to make room. -> the names of the drafters that held any cache memory"""
         held = [
             name
             for name, drafter in self._drafters.items()
@@ -170,7 +171,7 @@ class DrafterGroup:
         question.answer = begin(self._drafters[question.name], question.requests)
 
     def _collect(self, question: _Question, vocab_size: int) -> list[tuple[Sequence[int], Proposal]]:
-        """Its rows and the proposal for them; nothing where it could not be begun."""
+        """The question's rows and the checked proposal for them; [] if the drafter failed when it began."""
         if question.answer is None:
             return []
         name, drafter = question.name, self._drafters[question.name]
@@ -185,8 +186,8 @@ class DrafterGroup:
 
 
 class _Inputs(NamedTuple):
-    """What a drafter declares that it reads, see Drafter: hidden states, the target's keys and values, what its encoder gave, and
-    shapes of trees."""
+    """The inputs that a drafter declares (see Drafter): hidden states, the target's keys and values, the output of its encoder, and
+    tree shapes."""
 
     taps: tuple[int, ...]
     cache: bool
@@ -199,8 +200,8 @@ class _Inputs(NamedTuple):
 
 
 class _Question:
-    """What one drafter is asked in a step. name: of the drafter. rows: whose drafts are wanted, as places in the batch. seconds: spent
-    on it so far. error: what it raised."""
+    """One call of a drafter in a step. name: of the drafter. rows: the indices in the batch of the sequences to draft for. seconds:
+    the time it has taken so far. error: the exception it raised."""
 
     def __init__(self, name: str, rows: Sequence[int]) -> None:
         self.name = name
@@ -212,7 +213,7 @@ class _Question:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the time of the block, and keep what it raises."""
+        """Add the time of the block to seconds, and keep its exception."""
         started = time.perf_counter()
         try:
             yield
@@ -223,6 +224,6 @@ class _Question:
 
 
 def _encoded(cache: KVCache | None, seq_id: int) -> Tensor | None:
-    """What the target's encoder gave of a sequence's source, once it has read it."""
+    """The output of the target's encoder for a sequence's source; None before the encoder has run."""
     source = None if cache is None else cache.source(seq_id)
     return None if source is None else source.encoded

@@ -1,4 +1,4 @@
-"""What comes with the package for settings that leave it out: the embedded target, what drafts for it, and heads for other targets."""
+"""The models in the package, used if the settings name none: a target, a draft model and a head for it, and heads for other targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DRAFTS = {"draft_model": EMBEDDED / "draft", _EAGLE: EMBEDDED / "head"}
 
 
 class _TargetHead(NamedTuple):
-    """An EAGLE head, and the target that it is for. config: what tells its configuration from others."""
+    """An EAGLE head and its target. config: the values that distinguish the target's configuration from others."""
 
     hub_id: str
     config: Mapping[str, Any]
@@ -36,8 +36,8 @@ _HEADS = (
 
 
 def with_embedded_models(settings: Settings) -> Settings:
-    """The settings with what they leave out. Without a model: the embedded target, and what the first method that needs a draft takes.
-    With one, and the method "eagle": the head that comes with the package for it, if one does. A draft that they name stays."""
+    """Fill in the models that the settings leave out. Without a model: the embedded target, and the embedded draft for the first method
+    that needs one. With a model and method "eagle": the packaged head for it, if there is one. A given draft_model is kept."""
     model, draft_model = settings.model, settings.draft_model
     if draft_model is None:
         draft_model = _draft_for(model, _methods(settings))
@@ -45,7 +45,7 @@ def with_embedded_models(settings: Settings) -> Settings:
 
 
 def _draft_for(model: object, methods: Sequence[str]) -> Path | None:
-    """model: as in Settings; None: the embedded target."""
+    """The packaged draft for a model. model: as in Settings; None: the embedded target."""
     if model is None:
         return next((_DRAFTS[method] for method in methods if method in _DRAFTS), None)
     return _head_for(model) if _EAGLE in methods else None
@@ -59,7 +59,7 @@ def _methods(settings: Settings) -> list[str]:
 
 
 def _head_for(model: object) -> Path | None:
-    """model: as in Settings. Of a hub id its name tells; else the configuration."""
+    """The packaged head for a model, found by its hub id, else by its configuration. model: as in Settings."""
     named = next((head for head in _HEADS if head.hub_id == model), None)
     if named is None:
         config = _config_of(model)
@@ -68,12 +68,12 @@ def _head_for(model: object) -> Path | None:
 
 
 def _config_of(model: object) -> Mapping[str, Any]:
-    """Of a model in memory, a directory or a GGUF file; empty for a hub id."""
+    """The configuration of a model in memory, a directory or a GGUF file; empty for a hub id."""
     if not isinstance(model, str | os.PathLike):
         return dict(model.config.to_dict())  # type: ignore[attr-defined]
     if not is_gguf(Path(model)):
         return raw_config(os.fspath(model))
-    from foredraft.model import LoadOptions  # which imports PyTorch
+    from foredraft.model import LoadOptions  # not at the top, since it imports PyTorch
     from foredraft.model.gguf import GGUFCheckpoint
 
     return dict(GGUFCheckpoint(os.fspath(model), LoadOptions()).config().to_dict())

@@ -1,6 +1,6 @@
-"""One step is propose, score, verify, commit, for a whole ragged batch.
+"""The engine. One step proposes, scores, verifies and commits, for a whole ragged batch.
 
-Plain decoding is the step with zero draft tokens, prefill the step with a long unread history; there is no second loop.
+Plain decoding is a step with zero draft tokens, prefill is a step with a long unread history; there is no second loop.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ NEAR_TIE = 1e-4
 class Engine:
     """Continuous batching with ragged acceptance over one target and its drafters.
 
-    model: the target. drafter: anything that proposes, or several by name. pool: the memory for keys and values, drafts'
+    model: the target. drafter: a drafter, or several by name. pool: the memory for all keys and values, those of drafters
     included. speculative_tokens: the default number of draft tokens; None leaves it to the policy. end_ids: the ids that
-    end a text unless ignored. policy: which drafter drafts, and how many tokens; by default the first, as many as a request wants.
-    observers: see every step. seed: of the noise of unseeded requests. retain: keep ended sequences' keys and
-    values, drafts' too, for histories that begin like them, until the room is needed. verifier: decides on the draft
-    tokens; another one only to test a test. verification_rules: for requests that name them, beside those that are built in.
+    end a text unless ignored. policy: chooses the drafter and the number of tokens; by default the first drafter, and as many as the
+    request wants. observers: are shown every step. seed: for the noise of unseeded requests. retain: keep the keys and values of
+    ended sequences (of drafters too) for later histories with the same prefix, until the memory is needed. verifier: decides on the
+    draft tokens; only tests of the tests replace it. verification_rules: for requests that name them, besides the built-in ones.
 
-    An exception in a step ends the sequence that caused it and no other: see `step`. Raises DrafterError for an object that
-    is no drafter.
+    An exception in a step ends only the sequence that caused it: see `step`. Raises DrafterError for an object that is not a
+    drafter.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Engine:
         self.pool = pool
         self.stats = SpeculationStats()
         self.observers = list(observers)
-        self.in_use = threading.Lock()  # held by the thread that runs it, where one does
+        self.in_use = threading.Lock()  # held by the AsyncLLM that runs it, if there is one
         self._drafter_group = DrafterGroup(
             drafter if isinstance(drafter, Mapping) else {type(drafter).__name__: drafter}
         )
@@ -106,12 +106,12 @@ class Engine:
 
     @property
     def prefix_stats(self) -> PrefixStats:
-        """How much of their histories the target had read before."""
+        """How much of the histories the target found in its prefix cache."""
         return self._scheduler.prefix_stats
 
     @property
     def draft_prefix_stats(self) -> PrefixStats:
-        """The same of the drafters that read with a model."""
+        """The same for the drafters that run a model."""
         return self._drafter_group.prefix_stats
 
     @property
@@ -141,9 +141,9 @@ class Engine:
         client: str = "",
         priority: int = 0,
     ) -> TokenSequence:
-        """Queue one text. prompt, source: as LanguageModel.inputs_for has them. params: resolved against the checkpoint. child:
-        which of the n texts of its request. constraint: what structured_outputs come to, for this text alone. rules: those of the
-        checkpoint. client, priority: see TokenSequence.
+        """Queue one text. prompt, source: as LanguageModel.inputs_for returns them. params: resolved against the checkpoint. child:
+        the index of this text among the n of its request. constraint: made from structured_outputs for this text alone. rules: those
+        of the checkpoint. client, priority: see TokenSequence.
 
         Raises ForedraftError for a prompt that cannot be run.
         """
@@ -176,14 +176,14 @@ class Engine:
         return sequence
 
     def step(self, meanwhile: Callable[[], None] | None = None) -> list[TokenSequence]:
-        """Advance every scheduled sequence; give those that got tokens or ended.
+        """Advance every scheduled sequence; return those that got tokens or ended.
 
-        meanwhile: called once the target's pass was handed to its device, which may still be computing. It may read sequences,
-        must neither end nor add any, and must not raise.
+        meanwhile: called once the target's pass has been launched on its device, which may still be computing. It may read sequences,
+        but must neither end nor add any, and must not raise.
 
-        What a sequence raises ends that sequence, with the error that plain decoding would have met: a pass or a
-        verification that raises is repeated without drafts, for smaller and smaller parts of the batch. What a drafter, the
-        policy or an observer raises ends none.
+        An error that a sequence causes ends that sequence, as it would have under plain decoding: a pass or a verification that
+        raises is repeated without drafts, for smaller and smaller parts of the batch. Errors of a drafter, the policy or an observer
+        end no sequence.
         """
         timer = StepTimer()
         changed: list[TokenSequence] = []
@@ -211,7 +211,7 @@ class Engine:
     def _attempt(
         self, timer: StepTimer, meanwhile: Callable[[], None] | None, scheduled: Sequence[ScheduledSequence]
     ) -> Attempt:
-        """Propose, score, verify. No history changes, so it may be repeated."""
+        """Propose, score, verify. This changes no history, so it may be repeated."""
         scoring = [item for item in scheduled if item.scores]
         drafts = self._propose(scoring)
         timer.lap()
@@ -224,7 +224,7 @@ class Engine:
         return Attempt(step, timer)
 
     def _commit(self, attempt: Attempt) -> None:
-        """Let the texts grow, and show the step to the policy and the observers."""
+        """Append the new tokens to the texts, and show the step to the policy and the observers."""
         num_kept = [self._grow(*pair) for pair in zip(attempt.step.scoring, attempt.step.outcomes, strict=True)]
         step = attempt.committed(num_kept)
         self._policy.observe(step)
@@ -232,39 +232,39 @@ class Engine:
             self._shield.call(observer, partial(observer.observe, step), None)
 
     def _attempt_without_drafts(self, scheduled: Sequence[ScheduledSequence]) -> Attempt:
-        """As plain decoding, from where the cache stood before the step."""
+        """Decode plainly, from the state of the cache before the step."""
         timer = StepTimer()
         for item in scheduled:
             self.cache.keep_prefix_of(item.sequence.seq_id, item.sequence.tokens, at_most=item.num_read)
         return self._attempt(timer, None, [replace(item, max_draft=0) for item in scheduled])
 
     def _suspect_drafters(self, scheduled: Sequence[ScheduledSequence], error: Exception) -> None:
-        """A step failed, and did not without drafts: the drafters that made them are left alone for a while."""
+        """A step failed with drafts but not without them, so do not use the drafters that made them for a while."""
         suspects = {item.drafter: error for item in scheduled if item.drafter and item.max_draft}
         self._faults.cool_down(suspects, self._running_ids)
 
     def _fail(self, sequence: TokenSequence, error: Exception) -> None:
-        """End one sequence with what it raised."""
+        """End one sequence with the error that it caused."""
         sequence.fail(error)
         self._release(sequence)
 
     def abort(self, sequence: TokenSequence) -> None:
-        """End a sequence at any moment between steps and give back what it holds. Harmless if it has ended."""
+        """End a sequence between steps and free what it holds. Does nothing if it has ended."""
         if not sequence.is_finished:
             sequence.finish("abort")
             self._release(sequence)
 
     def preempt(self, sequence: TokenSequence) -> None:
-        """Make a running sequence give up its memory and start again later; its text is not affected."""
+        """Free the memory of a running sequence, which starts again later; its text is not affected."""
         self._scheduler.preempt(sequence)
 
     def drop_retained(self) -> None:
-        """Give back the keys and values that are kept for later prompts."""
+        """Free the keys and values that are kept for later prompts."""
         self.cache.drop_retained()
         self._drafter_group.drop_retained()
 
     def check(self, prompt: Sequence[int], params: SamplingParams, source: Source = NO_SOURCE) -> int:
-        """How long the text may become, prompt included. Raises ForedraftError for what cannot be run."""
+        """How long the text may become, prompt included. Raises ForedraftError for a request that cannot be run."""
         traits = self.model.traits
         check_source(source, params, traits.vocab_size, traits.source_len)
         check_prompt(prompt, params, traits.vocab_size, traits.context_len)
@@ -275,7 +275,7 @@ class Engine:
         return max_len
 
     def _draft_len_of(self, params: SamplingParams) -> int | None:
-        """At most how many draft tokens a step may have for this request; None: as many as pay."""
+        """The most draft tokens of a step for this request; None: the policy decides."""
         if params.speculative_tokens is None:
             return self._speculative_tokens
         return None if isinstance(params.speculative_tokens, str) else params.speculative_tokens
@@ -286,7 +286,7 @@ class Engine:
         return drafts
 
     def _score(self, scheduled: Sequence[ScheduledSequence], proposal: Proposal) -> list[Tensor]:
-        """One target pass. -> for each sequence that scores, the rows [lens + 1, V] behind its history and its draft tokens."""
+        """Run one target pass. -> for each sequence that scores, the logits [lens + 1, V] after its history and each draft token"""
         reads, starts = [], []
         drafts = zip(proposal.draft_ids, proposal.draft_parents, strict=True)
         for item in scheduled:
@@ -320,7 +320,7 @@ class Engine:
         return outcomes_of(verdict, proposal, logits)
 
     def _grow(self, item: ScheduledSequence, outcome: Outcome) -> int:
-        """Let one text grow; what this raises ends it. -> how many of the outcome's tokens the text kept"""
+        """Append an outcome to one text; an error ends that text. -> how many of the outcome's tokens the text kept"""
         length = len(item.sequence.tokens)
         try:
             self._keep(item.sequence, outcome)
@@ -332,7 +332,7 @@ class Engine:
         failed = outcome.first_failed
         num_kept = sequence.commit(outcome.new_ids[:failed], outcome.num_evaluated, has_own=failed is None)
         if failed is not None and not sequence.is_finished:
-            # plain decoding would have come to this row, and failed there
+            # plain decoding would have reached this row, and failed there
             sequence.finish("error", outcome.failed[failed])
         num_top = sequence.sampler.params.logprobs
         if num_top is not None:
@@ -351,7 +351,7 @@ class Engine:
             self._release(sequence)
 
     def _release(self, sequence: TokenSequence) -> None:
-        """What was read for it may serve others, also if nobody waits for the rest of its text."""
+        """Free an ended sequence, or retain its keys and values for others; an aborted one may be useful to them too."""
         self._scheduler.remove(sequence)
         if self._retain and sequence.sampler.params.prefix_caching and sequence.error is None:
             self.cache.retain(sequence.seq_id, sequence.tokens)

@@ -1,7 +1,7 @@
-"""A queue that is fair among clients, and fair shares of a budget. Pure: no clock, no models.
+"""A queue that is fair among clients, and fair shares of a budget. Neither uses a clock or a model.
 
 The queue uses virtual token counters (arXiv:2401.00588): the client that was served least is next, and an idle client gains
-no credit. The items of one client are ordered by priority, then first come first served.
+no credit. The items of one client are ordered by priority, then by arrival.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Item(Protocol):
-    """priority: the lower, the earlier, among the items of one client."""
+    """An item of a client. priority: orders the items of one client; the lower, the earlier."""
 
     @property
     def client(self) -> str: ...
@@ -30,14 +30,14 @@ def _priority(item: Item) -> int:
 
 
 class FairQueue(Generic[T]):
-    """Waiting items. Iterating gives them client by client, beginning with the client that is next."""
+    """Waiting items. Iterating yields them client by client, starting with the client that is next."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[T]] = {}
         self._num_started: Counter[str] = Counter()
         self._served: dict[str, int] = {}
         self._clock = 0
-        """How much the client whose item started last had been served."""
+        """The most that a client had been served when one of its items started."""
 
     def __iter__(self) -> Iterator[T]:
         for client in sorted(self._waiting, key=self._rank):
@@ -54,7 +54,7 @@ class FairQueue(Generic[T]):
         insort_right(self._queue_of(item.client), item, key=_priority)
 
     def put_back(self, item: T) -> None:
-        """Queue a started item again, before all others of its client and priority."""
+        """Queue a started item again, before all others of the same client and priority."""
         self._num_started[item.client] -= 1
         insort_left(self._queue_of(item.client), item, key=_priority)
 
@@ -70,12 +70,12 @@ class FairQueue(Generic[T]):
         self._clock = max(self._clock, self._served[item.client])
 
     def end(self, item: T) -> None:
-        """A started item ended."""
+        """Record that a started item ended."""
         self._num_started[item.client] -= 1
         self._forget_idle()
 
     def charge(self, client: str, amount: int) -> None:
-        """amount: rows that a step spent on a started item of this client."""
+        """Charge a client for service. amount: the rows that a step spent on a started item of this client."""
         self._served[client] += amount
 
     def num_started(self, client: str) -> int:
@@ -83,7 +83,7 @@ class FairQueue(Generic[T]):
         return self._num_started[client]
 
     def _rank(self, client: str) -> tuple[int, int]:
-        """Sorting is stable: of equal clients the one that has waited longer is first."""
+        """The sort key of a client. Sorting is stable, so of equal clients the one that has waited longer comes first."""
         return self._served[client], self._num_started[client]
 
     def _queue_of(self, client: str) -> list[T]:
@@ -99,7 +99,7 @@ class FairQueue(Generic[T]):
             del self._waiting[item.client]
 
     def _forget_idle(self) -> None:
-        """Drop the counters of idle clients that would start like new ones; of all clients when none is active."""
+        """Drop the counters of idle clients that would restart like new ones; if no client is active, drop them all."""
         self._num_started = +self._num_started
         active = self._waiting.keys() | self._num_started.keys()
         if not active:
@@ -109,8 +109,8 @@ class FairQueue(Generic[T]):
 
 
 def fair_shares(demands: Mapping[str, int], total: int) -> dict[str, int]:
-    """Max-min fair: no client gets more than it demands while another that demands more has less. What remains after all
-    demands is split evenly."""
+    """Max-min fair shares: each client gets what it demands, up to an equal share of what smaller demands leave. What remains after
+    all demands is split evenly."""
     shares: dict[str, int] = {}
     rest = total
     for client, demand in sorted(demands.items(), key=lambda pair: pair[1]):

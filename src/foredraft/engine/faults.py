@@ -1,4 +1,4 @@
-"""Drafters that fail. A text does not depend on its drafts: it goes on without them."""
+"""Handles drafters that fail. A text does not depend on its drafts, so it continues without them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from foredraft.utils.isolation import brief
 logger = logging.getLogger("foredraft")
 
 COOLDOWN = 32
-"""Steps for which a drafter is left alone when it fails, and twice as many each time that it fails again."""
+"""The number of steps for which a drafter is not used after it fails; doubled each time it fails again."""
 _MOST_DOUBLINGS = 10
 
 
 class DrafterFaults:
-    """Leaves drafters that failed alone, longer after each failure."""
+    """Stops using drafters that failed for a while, longer after each failure."""
 
     def __init__(self, drafters: DrafterGroup, policy: Policy) -> None:
         self._drafter_group = drafters
@@ -26,7 +26,7 @@ class DrafterFaults:
         self._counts: Counter[str] = Counter()
 
     def cool_down(self, failures: Mapping[str, Exception], running: Sequence[int]) -> None:
-        """failures: what happened, by the drafter's name. running: the sequences that it forgets."""
+        """Stop using these drafters for a while. failures: the exceptions, by drafter. running: the sequences that they forget."""
         for name, error in failures.items():
             num_steps = COOLDOWN << min(self._counts[name], _MOST_DOUBLINGS)
             self._counts[name] += 1

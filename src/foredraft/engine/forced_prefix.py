@@ -1,7 +1,7 @@
-"""Applies a text's constraint to its draft: which tokens are certain to come, and which cannot.
+"""Applies a text's constraint to its draft: drafts the tokens that it forces, and cuts the draft where it forbids a token.
 
-A token that nothing else may stand for is drafted for free. It is a certain draft token like any other, and the target
-agrees with probability 1.
+A token that is the only one allowed is drafted for free. It is a certain draft token like any other, and the target accepts it
+with probability 1.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from foredraft.engine.token_tree import ROOT, TreeShape
 
 
 class ForcedPrefix(NamedTuple):
-    """What one sequence's draft of at most max_draft tokens begins with. ids: the forced tokens behind its history.
-    shape: wanted of what follows them."""
+    """The start of one sequence's draft of at most max_draft tokens. ids: the forced tokens after its history.
+    shape: the wanted shape of the draft that follows them."""
 
     sequence: TokenSequence
     max_draft: int
@@ -32,7 +32,7 @@ class ForcedPrefix(NamedTuple):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """What a drafter goes on from."""
+        """The tokens that the drafter continues."""
         return [*self.sequence.tokens, *self.ids] if self.ids else self.sequence.tokens
 
     @property
@@ -41,11 +41,11 @@ class ForcedPrefix(NamedTuple):
         return 0 if self._ends(self.ids) else self.max_draft - len(self.ids)
 
     def fit(self, ids: Sequence[int], prob_rows: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The whole draft and its prob_rows: the forced prefix, the drafter's tokens behind it as far as the constraint allows
-        them, and what is forced behind those.
+        """The whole draft and its prob_rows: the forced prefix, the drafter's tokens up to the first that the constraint forbids, and
+        any tokens that are forced after those.
 
-        A token that was drawn and may not come stays, as the last one: to take it away because of what it is would bias
-        the text, and the target rejects it.
+        A forbidden token that was drawn is kept as the last one: removing it because of its value would bias the text, and the
+        target rejects it anyway.
         """
         draft, all_prob_rows = [*self.ids, *ids], [*[CERTAIN] * len(self.ids), *prob_rows]
         sampler, history = self.sequence.sampler, self.sequence.tokens
@@ -58,7 +58,7 @@ class ForcedPrefix(NamedTuple):
         return draft, [*all_prob_rows, *[CERTAIN] * (len(draft) - len(all_prob_rows))]
 
     def fit_tree(self, ids: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The whole draft and its parents: the forced prefix, and behind it what the constraint allows of the drafter's tree."""
+        """The whole draft and its parents: the forced prefix, followed by the part of the drafter's tree that the constraint allows."""
         num_forced = len(self.ids)
         last = num_forced - 1
         draft, grown = [*self.ids], list(range(ROOT, last))
@@ -78,7 +78,7 @@ class ForcedPrefix(NamedTuple):
 
 
 def apply_constraints(proposal: Proposal, forced_prefixes: Sequence[ForcedPrefix]) -> Proposal:
-    """The draft of each row behind its forced prefix, as its text's constraint allows. Row b: of forced_prefixes[b]"""
+    """Add each row's forced prefix to its draft, and cut the draft as the constraint demands. Row b belongs to forced_prefixes[b]."""
     if not any(forced.max_draft and forced.sequence.sampler.constraint is not None for forced in forced_prefixes):
         return proposal
     ids, prob_rows, parents = [], [], []

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens under the raw distribution, as requests report them."""
+"""Log-probabilities of tokens under the raw distribution, for requests that ask for them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from foredraft.sampling import to_device
 
 
 def record_prompt(sequence: TokenSequence, start: int, logits: Tensor) -> None:
-    """Row i of a read that began at position `start` holds the distribution of token start + i + 1; a preempted prompt is read
-    again but recorded once."""
+    """Record the log-probabilities of prompt tokens. Row i of a read that began at position `start` holds the distribution of token
+    start + i + 1. A preempted prompt is read again, but recorded only once."""
     known = len(sequence.prompt_logprobs) - start
     next_ids = sequence.tokens[start + 1 : start + 1 + len(logits)][known:]
     num_top = sequence.sampler.params.prompt_logprobs or 0
@@ -21,14 +21,14 @@ def record_prompt(sequence: TokenSequence, start: int, logits: Tensor) -> None:
 
 
 def logprobs_of(logits: Tensor, ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """The raw distributions at these tokens. logits: [N, V], ids: N of them"""
+    """The log-probabilities of these tokens and of the num_top most likely ones. logits: [N, V], ids: N"""
     if not ids:
         return []
     token_probs = torch.log_softmax(logits.float(), dim=-1)
     own = token_probs.gather(1, to_device(ids, token_probs.device, torch.int64)[:, None])
     ranks = (token_probs > own).sum(-1, keepdim=True) + 1
     top = token_probs.topk(min(num_top, token_probs.shape[1]), dim=-1)
-    # in one copy: each waits for the device
+    # one copy for all, since each copy waits for the device
     columns = torch.cat([part.to(torch.float64) for part in (own, ranks, top.values, top.indices)], dim=1).tolist()
     count = top.values.shape[1]
     return [

@@ -9,23 +9,23 @@ from foredraft.utils.heap import HeapTrimmer
 
 
 class Evictable(Protocol):
-    """A holder of memory that can be freed when others need it."""
+    """Holds memory that can be freed when others need it."""
 
     @property
     def bytes_retained(self) -> int: ...
 
     @property
     def least_recent_use(self) -> int | None:
-        """When the least recently used part was used, by the pool's clock; None if nothing is retained."""
+        """The time, by the pool's clock, when the least recently used part was last used; None if nothing is retained."""
 
     def evict_oldest(self) -> None: ...
 
 
 class MemoryPool:
-    """A budget in bytes, shared by every cache of an engine, drafts' included. Invariant: 0 <= used <= total.
+    """A budget in bytes, shared by every cache of an engine, including those of drafters. Invariant: 0 <= used <= total.
 
-    evictables: what they retain is evicted when memory is short, the least recently used of all of them first. heap: hears of
-    what is freed, so that a process takes hardly more than the budget.
+    evictables: when memory is short, what they retain is evicted, the least recently used first. heap: is notified when memory is
+    freed, so that the process takes hardly more than the budget.
     """
 
     def __init__(self, total: int, heap: HeapTrimmer | None = None) -> None:
@@ -50,11 +50,11 @@ class MemoryPool:
         return self.free + self.bytes_retained
 
     def tick(self) -> int:
-        """The time, which grows with every call."""
+        """The time, which increases with every call."""
         return next(self._clock)
 
     def take(self, amount: int) -> bool:
-        """Take `amount` bytes, evicting as needed. False, and nothing evicted, if there are not that many."""
+        """Take `amount` bytes, evicting as needed. False: not that many are available, and nothing was evicted."""
         if amount > self.free:
             if amount > self.available:
                 return False

@@ -1,4 +1,4 @@
-"""Methods: the drafters that a user chooses, by name or as objects. Nothing here imports PyTorch."""
+"""The methods, i.e. the drafters, that a user can choose by name or as objects. This module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Methods: TypeAlias = Method | Sequence[Method]
 NO_DRAFT = "none"
 
 MERGED = "merged"
-"""The drafter that merges the trees of several; it is no method, but comes where several methods grow trees."""
+"""The drafter that merges the trees of several others. Users cannot choose it; it is added if several methods grow trees."""
 
 EARLY_EXIT = "early_exit"
 
 REMOTE = "remote"
-"""The method that drafts elsewhere, on a draft server."""
+"""The method that drafts on a draft server."""
 
 DRAFT_METHODS = MappingProxyType(
     {
@@ -36,17 +36,17 @@ DRAFT_METHODS = MappingProxyType(
         EARLY_EXIT: "a layer: give exit_layer=, or the directory of a trained exit as draft_model=",
     }
 )
-"""The methods that draft with what draft_model= names, and what they need."""
+"""The methods that draft with the model or head given as draft_model=, and what they need."""
 
 ADAPTING_METHODS = ("medusa",)
-"""Those whose drafters can learn from the texts."""
+"""The methods whose drafters can learn from the texts."""
 
 LANGUAGE_MODEL_METHODS = frozenset({"draft_model", "pard"})
-"""Those of them whose draft is a language model of its own; the others draft with a head."""
+"""The DRAFT_METHODS whose draft is a separate language model; the others draft with a head or an early exit."""
 
 
 TARGET_HEADS = frozenset({"mtp"})
-"""Methods that draft with a head that lies in the target's own checkpoint."""
+"""Methods that draft with a head in the target's own checkpoint."""
 
 OWN_DRAFTS = frozenset({*SELF_DRAFTS, *TARGET_HEADS})
 """Methods whose draft comes with the target."""
@@ -62,12 +62,12 @@ def choose_methods(
 ) -> list[Method]:
     """-> the drafters as a list of names and objects
 
-    methods: one, several, or names with "+" between them; None: what there is of draft_method with a draft model and "remote" with a
-    draft server, else "early_exit" if there is a layer to exit after, else "suffix". draft_method: the method that drafts with the
-    draft model, see DRAFT_METHODS.
+    methods: one, several, or names with "+" between them; None: draft_method with a draft model, else "early_exit" with an exit layer;
+    "remote" too with a draft server; "suffix" without any of these. draft_method: the method that uses the draft model, see
+    DRAFT_METHODS.
 
-    Raises ForedraftError for an unknown name, for an object that is no drafter, for a draft model that is missing or unused, and for a
-    draft server that is missing.
+    Raises ForedraftError for an unknown name, an object that is not a drafter, a draft model that is missing or unused, and a missing
+    draft server.
     """
     if methods is None:
         found = [draft_method] if has_draft_model else [EARLY_EXIT] if has_exit_layer else []
@@ -97,7 +97,7 @@ def choose_methods(
 
 
 def check_exit_layer(exit_layer: int | None, names: Sequence[str], draft_method: str) -> None:
-    """Raises ForedraftError for an exit_layer that no method of these names uses, or beside a head."""
+    """Raises ForedraftError for an exit_layer that none of these methods uses, or that is combined with a head."""
     if exit_layer is not None and EARLY_EXIT not in names:
         raise ForedraftError(f'exit_layer is for the method "early_exit", and the method is "{"+".join(names)}"')
     if exit_layer is not None and draft_method not in LANGUAGE_MODEL_METHODS:
@@ -105,13 +105,13 @@ def check_exit_layer(exit_layer: int | None, names: Sequence[str], draft_method:
 
 
 def check_draft_server(names: Sequence[str], *, is_given: bool) -> None:
-    """Raises ForedraftError for a draft server that no method of these names uses."""
+    """Raises ForedraftError for a draft server that none of these methods uses."""
     if is_given and REMOTE not in names:
         raise ForedraftError(f'draft_server is for the method "{REMOTE}", and the method is "{"+".join(names)}"')
 
 
 def check_adapt(names: Sequence[str], *, adapt: bool) -> None:
-    """Raises ForedraftError where a drafter shall adapt and none of these can."""
+    """Raises ForedraftError if adapt is set and none of these methods can adapt."""
     if adapt and not any(name in ADAPTING_METHODS for name in names):
         raise ForedraftError(
             f'adapt is for the method {" and ".join(ADAPTING_METHODS)}, and "{"+".join(names)}" has nothing that adapts'
@@ -131,12 +131,12 @@ def _listed(methods: Methods) -> list[Method]:
 
 
 def names_of(methods: Methods) -> list[str]:
-    """methods: as in choose_methods."""
+    """The names of the methods. methods: as in choose_methods."""
     return [name_of(method) for method in _listed(methods)]
 
 
 def name_of(method: Method) -> str:
-    """An object goes by the name of its class."""
+    """The name of a method; for an object, that of its class."""
     return method if isinstance(method, str) else type(method).__name__
 
 

@@ -1,4 +1,4 @@
-"""The models of an engine: a target, the drafts by name, and the tokenizer that they share."""
+"""The models of an engine: a target, its draft models by name or its head, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _MAX_PADDING = 512
 
 
 class HeadIdentity(NamedTuple):
-    """A head as reports name it. quantization: of its matrices, where they are rounded."""
+    """What reports say about a head. quantization: of its matrices, if they are rounded."""
 
     name: str
     dtype: str
@@ -69,14 +69,14 @@ class HeadIdentity(NamedTuple):
 
 
 class LoadedModels:
-    """A target and its drafts, loaded. `drafts` has draft models by `draft_of` of the methods that use them; `head` is what
-    was given in the place of one, or None.
+    """A target and its drafts, loaded. `drafts` holds draft models, by `draft_of` of the methods that use them; `head` is the head
+    that drafts in place of one, or None.
 
-    source, draft_source: draft_source may be None. draft_method: the method that drafts with it. tokenizer: None for the
-    checkpoint's own. options: of the target; draft_quantization: in place of its quantization, for drafts; None does as for the
-    target. head_options: of a head. exit_layer: after which an early exit that is not trained drafts; None: there is none.
-    heterogeneous_vocab: how a draft model with another vocabulary is used, see LLM. `vocabularies` has, by the same names as
-    `drafts`, those of drafts that do not have the target's.
+    source, draft_source: the target and the draft; draft_source may be None. draft_method: the method that uses draft_source.
+    tokenizer: None for the checkpoint's own. options: for the target. draft_quantization: the quantization of drafts; None takes
+    the target's. head_options: for a head. exit_layer: the layer after which an untrained early exit drafts; None: no early exit.
+    heterogeneous_vocab: how to use a draft model with another vocabulary, see LLM. `vocabularies` holds, by the same names as
+    `drafts`, the vocabulary pairs of drafts whose vocabulary differs from the target's.
 
     Raises ForedraftError for models that cannot be loaded, or whose vocabularies cannot be used together.
     """
@@ -108,7 +108,7 @@ class LoadedModels:
         for each, its_options in ((source, options), (draft_model, self.draft_options)):
             if each is not None and not isinstance(each, PreTrainedModel) and not _shares_encoder(each, its_options):
                 examine(each, its_options)
-        # first, for the memory that building it takes is free again when the weights are loaded
+        # before the weights, so that the memory for building it is free again when they are loaded
         self.tokenizer = _load_tokenizer(source, tokenizer, options)
         self.target = load_model(source, options)
         self._say_what_is_not_honoured()
@@ -142,22 +142,22 @@ class LoadedModels:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the target was a model object, which belongs to the caller."""
+        """Whether the target was given as a model object, which belongs to the caller."""
         return isinstance(self.source, PreTrainedModel)
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft model, or a head in its place."""
+        """Whether there is a draft model or a head given in its place."""
         return "draft_model" in self.drafts or (self.head is not None and not self.has_own_head)
 
     @property
     def has_exit_layer(self) -> bool:
-        """Whether an early exit that is not trained can draft."""
+        """Whether an untrained early exit can draft."""
         return isinstance(self.head, EarlyExit) and not self.head.config.is_trained
 
     @property
     def has_own_head(self) -> bool:
-        """Whether the head came with the target, and not in the place of a draft model."""
+        """Whether the head came with the target, and was not given as draft_model."""
         return self.has_exit_layer or isinstance(self.head, MtpHead)
 
     @property
@@ -172,12 +172,12 @@ class LoadedModels:
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
-        """What the checkpoint's generation_config sets."""
+        """The values that the checkpoint's generation_config sets."""
         config = getattr(self.target.hf, "generation_config", None)
         return {} if config is None else config.to_diff_dict()
 
     def load_own_drafts(self, methods: Sequence[Method]) -> None:
-        """Load what comes with the target and these methods draft with, unless it is loaded: its MTP layers, and copies of it."""
+        """Load the drafts that these methods make from the target, unless they are loaded: its MTP layers, and copies of it."""
         for method in methods:
             name = name_of(method)
             if name in TARGET_HEADS and not isinstance(self.head, MtpHead):
@@ -201,7 +201,7 @@ class LoadedModels:
         )
         for name, draft in self.drafts.items():
             width = draft.traits.vocab_size if name in self.vocabularies else vocab_size
-            # behind the tokens that stood since, one with mask tokens reads a whole draft in one pass
+            # a draft model with mask tokens reads the newly accepted tokens and drafts all tokens in one pass
             sizes = (max_draft, True) if draft.mask_token is None else (2 * max_draft, False)
             draft.warm_up(WarmUpSizes(num_sequences, sizes[0], width, drafts=sizes[1]))
 
@@ -209,7 +209,7 @@ class LoadedModels:
         return self.drafts.get(draft_of(method))
 
     def cost_key(self, methods: Sequence[Method], drafters: Sequence[str]) -> dict[str, object]:
-        """All that the cost of a step depends on, except the texts and the load: under it, measured costs are stored."""
+        """The key of stored costs: everything that the cost of a step depends on, except the texts and the load."""
         models = {"target": (self.target, self.options), "draft": (self.draft_for(methods[0]), self.draft_options)}
         return {
             "machine": asdict(this_machine()),
@@ -224,7 +224,7 @@ class LoadedModels:
         }
 
     def _load_draft(self, source: ModelSource, options: LoadOptions) -> LanguageModel:
-        """Where both have a tokenizer, their vocabularies are compared before the weights are loaded."""
+        """Load a draft model. If both models have a tokenizer, their vocabularies are compared before the weights are loaded."""
         if _shares_encoder(source, options):
             return load_decoder_draft(os.fspath(source), self.target, options.revision, head_format(options))
         if self.tokenizer is None or isinstance(source, PreTrainedModel):
@@ -240,7 +240,7 @@ class LoadedModels:
         return draft
 
     def _attach_mtp(self) -> None:
-        """Raises ModelError for a target without MTP layers, and where there is another head."""
+        """Load the target's MTP layers. Raises ModelError for a target without them, and if there is another head."""
         if self.head is not None:
             raise ModelError('method "mtp" cannot be combined with another head: load the target without it')
         if self.is_in_memory:
@@ -262,13 +262,13 @@ class LoadedModels:
 
 
 def _shares_encoder(source: ModelSource, options: LoadOptions) -> bool:
-    """Whether it is a decoder over the target's encoder."""
+    """Whether the draft is a decoder that uses the target's encoder."""
     return not isinstance(source, PreTrainedModel) and is_decoder_draft(os.fspath(source), options.revision)
 
 
 def options_of_draft(source: ModelSource | None, options: LoadOptions, draft_quantization: str | None) -> LoadOptions:
-    """As the target's, but a draft that is quantized already is only rounded where that was asked of the draft itself: then the
-    loader refuses it."""
+    """The target's options on one device, with the draft's quantization. A checkpoint that is quantized already inherits none from the
+    target; if one is requested for the draft itself, the loader refuses it."""
     options = _on_one_device(options)
     if draft_quantization is not None:
         return replace(options, quantization=draft_quantization)
@@ -278,20 +278,20 @@ def options_of_draft(source: ModelSource | None, options: LoadOptions, draft_qua
 
 
 def _on_one_device(options: LoadOptions) -> LoadOptions:
-    """Drafts are small: they lie on one device, and in one process."""
+    """The options without device_map and tp_plan: drafts are small, so each is on one device and in one process."""
     return replace(options, device_map=None, tp_plan=None)
 
 
 def head_format(options: LoadOptions) -> WeightFormat:
-    """Of a head's matrices. Four bits are too few for so small a network."""
+    """The format of a head's matrices. Four bits are too few for such a small network."""
     return quantize_int8 if options.is_rounded else unquantized
 
 
 def draft_method_of(
     draft_source: ModelSource | None, methods: Methods | None, revision: str | None, exit_layer: int | None = None
 ) -> str:
-    """The method that drafts with a draft: the one that the user names, else the one that its files are for. With exit_layer, early
-    exit needs no draft. Without a draft, one that finds its head in the target's checkpoint may be named."""
+    """The method that uses a draft: the one that the user names, else the one that the draft's files are made for. With exit_layer,
+    early exit needs no draft. Without a draft, the result may be a method whose head is in the target's checkpoint."""
     using = DRAFT_METHODS.keys() - ({EARLY_EXIT} if exit_layer is not None else set())
     named = [] if methods is None else [name for name in names_of(methods) if name in using]
     if not named and methods is not None and draft_source is None:
@@ -309,8 +309,8 @@ def _identity_of(head: AnyHead, name: str) -> HeadIdentity:
 
 
 def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:
-    """Raises VocabularyError if the widths of the logits differ by more than padding explains. For models without
-    tokenizers, whose vocabularies cannot be compared."""
+    """Raises VocabularyError if the widths of the logits differ by more than padding can explain. For models without tokenizers,
+    whose vocabularies cannot be compared."""
     if abs(draft.traits.vocab_size - target.traits.vocab_size) > _MAX_PADDING:
         raise VocabularyError(
             f"the draft model's logits are {draft.traits.vocab_size} wide and the target's {target.traits.vocab_size}: "
@@ -319,9 +319,9 @@ def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:
 
 
 def check_encoders(target: LanguageModel, draft: LanguageModel, vocabularies: VocabularyPair | None = None) -> None:
-    """Raises ModelError where a draft's encoder would have nothing to read, or something else than the target's, and where a source
-    or a decoder's start would be read in ids of another vocabulary. A draft without an encoder knows the text alone.
-    vocabularies: None where they are the same."""
+    """Raises ModelError if a draft's encoder would have nothing to read, or other inputs than the target's, and if the draft would read
+    the source or the decoder's start in ids of another vocabulary. A draft without an encoder reads only the generated text.
+    vocabularies: None if they are the same."""
     if draft.has_encoder and not target.has_encoder:
         raise ModelError(
             f"{draft.traits.name} is an encoder-decoder and {target.traits.name} is not: its encoder would have nothing to read"
@@ -344,7 +344,7 @@ def _what_is_read(shape: FeatureShape | None) -> str:
 
 
 def check_can_have_head(target: LanguageModel) -> None:
-    """Raises ModelError for a target that no head and no early exit can draft for."""
+    """Raises ModelError for a target that heads and early exits cannot draft for."""
     if not target.is_whole:
         raise ModelError(
             f"{target.traits.name} lies on several devices, and heads and early exits use weights of their target on one: use a "
@@ -354,7 +354,7 @@ def check_can_have_head(target: LanguageModel) -> None:
 
 
 def check_decoder_only(target: LanguageModel) -> None:
-    """Raises ModelError for a target that no head, no early exit and no draft server can draft for."""
+    """Raises ModelError for a target that heads, early exits and draft servers cannot draft for."""
     if target.has_encoder:
         raise ModelError(
             f"{target.traits.name} is an encoder-decoder: heads, early exits and draft servers draft for decoder-only models; use "
@@ -363,7 +363,7 @@ def check_decoder_only(target: LanguageModel) -> None:
 
 
 def _take_over(source: ModelSource, model: LanguageModel) -> None:
-    """Own the weights, unless they belong to the caller."""
+    """Let the model own its weights, unless they belong to the caller."""
     if not isinstance(source, PreTrainedModel):
         model.take_over()
 

@@ -1,4 +1,4 @@
-"""The seam between the engine and a drafter: what a drafter may know, and what it answers."""
+"""The interface between the engine and a drafter: the requests it gets, and the proposals it returns."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from foredraft.sampling import NO_FAILURES, Failures, Pending, Sampler, TokenPro
 CERTAIN = -1
 
 Parents: TypeAlias = Sequence[Sequence[int] | None]
-"""Of the draft tokens of each sequence; None for a chain."""
+"""For each sequence, the parents of its draft tokens; None for a chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Hidden states of the target for the first tokens of a history: of all but the pending token once it was verified, of fewer
-    before. len() says of how many. Valid during the call of `propose` that they are given to.
+    """Hidden states of the target for the first len() tokens of a history: for all but the pending token once the sequence was
+    verified, for fewer before. Valid only during the call of `propose` that receives them.
 
-    rows: [T, F], of all taps that the engine keeps. columns: [D], those of the drafter's own taps, in their order; None: all.
+    rows: [T, F], of all taps that the engine keeps. columns: [D], the columns of the drafter's own taps, in their order; None: all.
     """
 
     rows: Tensor
@@ -38,12 +38,12 @@ class Features:
         return self.rows.shape[0]
 
     def since(self, start: int) -> Tensor:
-        """[T - start, D], of the tokens from position `start` on, the drafter's taps side by side."""
+        """[T - start, D], the features of the tokens from position `start` on, with the drafter's taps side by side."""
         rows = self.rows[start:]
         return rows if self.columns is None else rows[:, self.columns]
 
     def narrowed(self, wanted: Sequence[int], taps: Sequence[int]) -> Features:
-        """Those of the taps that are wanted, in their order. taps: of these features."""
+        """The features of the wanted taps only, in that order. taps: all taps of these features."""
         if tuple(wanted) == tuple(taps):
             return self
         columns = torch.arange(self.rows.shape[1]) if self.columns is None else self.columns
@@ -53,20 +53,20 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What a drafter may know of one sequence.
+    """What a drafter may know about one sequence.
 
-    tokens: the history, and behind it num_forced tokens that the sampler's constraint leaves no choice about (they will
-        stand); read-only. The last one is the pending token.
-    max_len: never propose more draft tokens than this; may be 0.
+    tokens: the history, followed by num_forced tokens that the sampler's constraint forces (they will be accepted); read-only. The
+        last one is the pending token.
+    max_len: the most draft tokens to propose; may be 0.
     sampler: turns the drafter's logits into the distribution it must draw from, and draws from it.
     features: hidden states of the target, for a drafter that taps them; None for others.
-    region: the target's keys and values, for a drafter with `shares_cache`; None for others. It is a view, valid during the
-        call of `propose`: what is read through it lies behind the tokens that the target has read, with room for max_len
-        tokens behind the pending one, and the target overwrites it.
-    shape: of the tree that is wanted, for a drafter with `grows_trees`; it may have more nodes than max_len. None: a chain.
-    source: what an encoder-decoder's text answers; NO_SOURCE for other targets.
-    encoded: what the target's encoder gave of the source, [len(source), width], for a drafter with `reads_encoder`; None for others,
-        and before the target has read it.
+    region: the target's keys and values, for a drafter with `shares_cache`; None for others. It is a view, valid only during the
+        call of `propose`: what the drafter writes through it comes after the tokens that the target has read, has room for max_len
+        tokens after the pending one, and is overwritten by the target.
+    shape: the wanted tree, for a drafter with `grows_trees`; it may have more nodes than max_len. None: a chain.
+    source: what the encoder of an encoder-decoder reads; NO_SOURCE for other targets.
+    encoded: the output of the target's encoder for the source, [len(source), width], for a drafter with `reads_encoder`; None for
+        others, and before the encoder has run.
     """
 
     seq_id: int
@@ -82,18 +82,18 @@ class DraftRequest:
 
     @property
     def context(self) -> Sequence[int]:
-        """All tokens that were known before and since: the source's and the history behind them. For drafters that copy."""
+        """The tokens of the source followed by the history, for drafters that copy."""
         return [*self.source.ids, *self.tokens] if self.source.ids else self.tokens
 
     @property
     def has_all_features(self) -> bool:
-        """Whether the target has read the whole history but its pending token, and its features are there. Not so before the
-        first verification, and for a history of one token there is nothing to read."""
+        """Whether the features cover the whole history but its pending token. They do not before the first verification, and never
+        for a history of one token."""
         return self.features is not None and self._is_read(len(self.features))
 
     @property
     def has_all_keys(self) -> bool:
-        """The same of its keys and values."""
+        """The same for the target's keys and values."""
         return self.region is not None and self._is_read(len(self.region.tokens))
 
     def _is_read(self, num_read: int) -> bool:
@@ -101,24 +101,24 @@ class DraftRequest:
 
 
 class Proposal:
-    """All draft tokens of a step. Row b proposes `ids[b, :lens[b]]`; zero is legal.
+    """All draft tokens of a step. Row b proposes `ids[b, :lens[b]]`; a length of zero is legal.
 
     ids: [B, K] int64. lens: [B] int64.
-    prob_rows: [B, K] int64, the row of `probs` each id was drawn from, or CERTAIN (-1): a point mass.
-    probs: [R, V], one distribution for every id that was sampled; None where every id was certain.
-    kept_ids: [R, W] int64 where the distributions keep few ids: probs is [R, W] then, of these ids. None: of every id.
-    parents: where some row is a tree: for each row the place of the id before each of its ids, an earlier one, or ROOT (-1): behind
-        the pending token; None for a chain, in which each id follows the one before it. None: every row is a chain.
+    prob_rows: [B, K] int64, the row of `probs` that each id was drawn from, or CERTAIN (-1): a point mass.
+    probs: [R, V], one distribution for every id that was sampled; None if every id was certain.
+    kept_ids: [R, W] int64 if the distributions keep few ids: probs is then [R, W], over these ids. None: over all ids.
+    parents: None if every row is a chain; else for each row None (a chain), or for each of its ids the index of its parent: an
+        earlier id of the row, or ROOT (-1) for the pending token.
 
     Certain and sampled ids may be mixed, also within a row; but the ids of a tree are all certain, and siblings differ. Children
-    are best taken with the request's coupled noise (Sampler.coupled_spec): the target draws with it behind a tree. Which ids a
-    tree has at some depth must not depend on the noise of deeper ones, where a drafter gives chains too.
+    are best chosen with the request's coupled noise (Sampler.coupled_spec), which the target uses to verify a tree. If a drafter
+    proposes chains too, the ids of its trees at some depth must not depend on the noise of deeper ones.
 
-    It is made of tensors or, by `certain` and `of`, of lists. Each form is made from the other where it is asked for: most steps
-    need lists only, and a small tensor costs as much as drafting a row. So what is written to tensors that were made from lists
-    changes nothing.
+    It is made from tensors or, by `certain` and `of`, from lists, and converts to the other form on demand: most steps need only
+    lists, and making a small tensor costs as much as drafting a row. So writing to tensors that were made from lists has no
+    effect.
 
-    is_certain: whether it was made of certain tokens alone.
+    is_certain: whether it was made from certain tokens only.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -154,7 +154,7 @@ class Proposal:
         parents: Parents | None = None,
     ) -> Proposal:
         """rows: the draft tokens of each sequence. prob_rows: which row of token_probs each was drawn from, or CERTAIN; None: all are
-        certain. parents: as above. Raises TypeError for a token that is no integer, and ValueError for lists that do not fit together."""
+        certain. parents: as above. Raises TypeError for a token that is not an integer, ValueError for lists that do not fit together."""
         made = cls.__new__(cls)
         made.draft_ids = [list(map(index, row)) for row in rows]
         if prob_rows is not None:
@@ -169,20 +169,20 @@ class Proposal:
 
     @classmethod
     def certain(cls, rows: Sequence[Sequence[int]], parents: Parents | None = None) -> Proposal:
-        """Draft tokens that were not drawn: each is a point mass."""
+        """A proposal of draft tokens that were not drawn: each is a point mass."""
         return cls.of(rows, None, None, parents)
 
     @property
     def given_tensors(self) -> dict[str, Tensor]:
-        """ids, lens and prob_rows, where it was made of them."""
+        """ids, lens and prob_rows, if it was made from tensors."""
         return {"ids": self.ids, "lens": self.lens, "prob_rows": self.prob_rows} if self._has_tensors else {}
 
     def reread(self) -> Proposal:
-        """The same, without what was derived from its tensors: a drafter may have filled them anew."""
+        """The same proposal without the lists derived from its tensors, since a drafter may have written to those again."""
         return self.replaced() if self._has_tensors else self
 
     def replaced(self, **tensors: Any) -> Proposal:
-        """Made of its tensors, but for those that are given by the names of the constructor's arguments."""
+        """A proposal with some tensors replaced. tensors: by the names of the constructor's arguments."""
         names = ("ids", "lens", "prob_rows", "probs", "kept_ids", "parents")
         return Proposal(**{name: getattr(self, name) for name in names} | tensors)
 
@@ -222,7 +222,7 @@ class Proposal:
 
     @property
     def token_probs(self) -> TokenProbs | None:
-        """What was sampled was drawn from these."""
+        """The distributions that the sampled tokens were drawn from."""
         return None if self.probs is None else TokenProbs(self.probs, self.kept_ids)
 
     @property
@@ -232,7 +232,7 @@ class Proposal:
 
     @staticmethod
     def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int) -> Proposal:
-        """One proposal of several: each part with the rows it is for. Rows without a part have no draft."""
+        """Merge several proposals into one. parts: (its rows in the result, a proposal). Rows without a part have no draft."""
         if len(parts) == 1 and len(parts[0][0]) == num_rows:
             return parts[0][1]
         ids: list[list[int]] = [[] for _ in range(num_rows)]
@@ -251,7 +251,7 @@ class Proposal:
 
 
 def trees_of(parents: Parents) -> Parents | None:
-    """None where all are chains."""
+    """The same parents, or None if all rows are chains."""
     return None if all(row is None for row in parents) else parents
 
 
@@ -284,7 +284,7 @@ def _cut(table: Tensor, lens: Tensor) -> list[list[int]]:
 
 
 def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    """int64. For a few numbers this costs a third of torch.tensor."""
+    """An int64 tensor. For a few numbers this takes a third of the time of torch.tensor."""
     return torch.from_numpy(np.array(numbers, dtype=np.int64))
 
 
@@ -292,11 +292,11 @@ def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
 class Verdict:
     """The result of verification. Sequence b emits the draft tokens at paths[b], then next_ids[b].
 
-    paths: for each sequence, the places in its draft of the tokens that stand, in order; range(n) for a chain.
+    paths: for each sequence, the indices in its draft of the accepted tokens, in order; range(n) for a chain.
     next_ids: the recovered token, or the bonus token after full acceptance.
     near_ties: for each sequence, whether each token that it emits was a near tie; () where none are counted.
-    failed: for each sequence, the rows that have no distribution -> what went wrong there. A row is named by the number of
-        draft tokens before it on the path. It matters only if the row is reached: rows 0 .. len(paths[b]) are.
+    failed: for each sequence, the rows without a distribution -> what went wrong there. A row is named by the number of draft
+        tokens before it on the path. A failure matters only if its row is reached: rows 0 .. len(paths[b]) are.
     """
 
     paths: Sequence[Sequence[int]]
@@ -306,32 +306,34 @@ class Verdict:
 
     @property
     def num_accepted(self) -> list[int]:
-        """How many draft tokens of each sequence stand."""
+        """The number of accepted draft tokens of each sequence."""
         return [len(path) for path in self.paths]
 
     @staticmethod
     def of_chains(num_accepted: Sequence[int], next_ids: Sequence[int]) -> Verdict:
-        """The first num_accepted[b] draft tokens stand; no near ties are counted, and no row failed."""
+        """The verdict that accepts the first num_accepted[b] draft tokens; no near ties are counted, and no row failed."""
         size = len(num_accepted)
         return Verdict([range(n) for n in num_accepted], next_ids, [()] * size, [NO_FAILURES] * size)
 
 
 class Drafter(Protocol):
-    """Anything that proposes. Never sees the engine, and is never trusted. One that takes cache memory from the engine's
-    pool says how much it has as `bytes_held`: where memory is short, it is the first to give it up. One that can keep
-    what it read for later texts is a `RetainingDrafter` (see drafter_group.py). One that reads hidden states of the target
-    names them in `taps`, a tuple (see model.Body for the numbers), and gets them as the `features` of its requests. One that
-    runs layers of the target over the target's own keys and values has `shares_cache`, a true attribute, and gets those as the
-    `region` of its requests. One that goes on from what the target's encoder gave has `reads_encoder`, a true attribute, and gets
-    that as the `encoded` of its requests. One that can answer with trees has `grows_trees`, a true attribute. One that others
-    work for, who may begin before it waits for them, has `begin(requests) -> Pending[Proposal]` too (see `begin`)."""
+    """Anything that proposes draft tokens. It never sees the engine and is never trusted. Optional attributes:
+
+    bytes_held: the cache memory it has taken from the engine's pool; when memory is short, drafters free theirs first.
+    taps: a tuple of the hidden states of the target it reads (numbered as in model.Body), passed as `features` of its requests.
+    shares_cache: True if it runs layers of the target over the target's own keys and values, passed as `region` of its requests.
+    reads_encoder: True if it reads the output of the target's encoder, passed as `encoded` of its requests.
+    grows_trees: True if it can propose trees.
+    begin(requests) -> Pending[Proposal]: starts work elsewhere that `propose` would wait for (see `begin`).
+
+    A drafter that can keep what it has read for later texts is a `RetainingDrafter` (see drafter_group.py)."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
-        """Draft tokens for each request, row b for requests[b]. Every id must be drawn from the row of probs that it names."""
+        """Propose draft tokens for each request: row b for requests[b]. Every id must be drawn from the row of probs that it names."""
         ...
 
     def forget(self, seq_ids: list[int]) -> None:
-        """These sequences finished, were aborted or preempted: give back all that is held for them."""
+        """Free all that is held for these sequences, which finished or were aborted or preempted."""
         ...
 
 
@@ -346,22 +348,22 @@ def shares_cache(drafter: Drafter) -> bool:
 
 
 def reads_encoder(drafter: Drafter) -> bool:
-    """Whether it goes on from what the target's encoder gave of a source."""
+    """Whether it reads the output of the target's encoder."""
     return bool(getattr(drafter, "reads_encoder", False))
 
 
 def grows_trees(drafter: Drafter) -> bool:
-    """Whether it can answer with trees."""
+    """Whether it can propose trees."""
     return bool(getattr(drafter, "grows_trees", False))
 
 
 def begin(drafter: Drafter, requests: list[DraftRequest]) -> Pending[Proposal]:
-    """Its answer to the requests. A drafter elsewhere is asked now and waited for when the result is resolved; every other one proposes
-    then, so that all that are elsewhere draft meanwhile."""
+    """The drafter's pending proposal. A drafter with `begin` starts now; any other proposes only when the result is resolved, so that
+    those with `begin` can draft meanwhile."""
     own: Callable[[list[DraftRequest]], Pending[Proposal]] | None = getattr(drafter, "begin", None)
     return Pending([], lambda _: drafter.propose(requests)) if own is None else own(requests)
 
 
 def bytes_held(drafter: Drafter) -> int:
-    """Of the cache memory."""
+    """The bytes of cache memory that it holds."""
     return int(getattr(drafter, "bytes_held", 0))

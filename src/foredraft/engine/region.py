@@ -1,7 +1,6 @@
-"""Keys and values of one sequence, and the tokens they belong to. Where drafters read hidden states of the target (features), those lie
-beside them.
+"""The keys and values of one sequence, the tokens they belong to, and the hidden states of the target that drafters read (features).
 
-A region grows by doubling, so nothing is copied per step; what follows its tokens is garbage that the next read overwrites.
+A region grows by doubling, so nothing is copied per step; rows after its tokens are garbage that the next read overwrites.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _Layers = dict[int, tuple[Tensor, Tensor]]
 
 
 class TokenTree(NamedTuple):
-    """tokens: siblings differ. parents: for each the index of the one before it, an earlier one, or ROOT."""
+    """tokens: siblings differ. parents: for each token the index of its parent, an earlier token, or ROOT."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
 
     def path_of(self, wanted: Sequence[int]) -> list[int]:
-        """The nodes that these tokens follow from the root, as far as they do."""
+        """The nodes that match these tokens from the root on, up to the first that does not match."""
         nodes = {
             (parent, token): node for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True))
         }
@@ -44,7 +43,7 @@ class TokenTree(NamedTuple):
         return path
 
     def child_of(self, path: Sequence[int]) -> int | None:
-        """The first token behind the last of these nodes; None where there is none."""
+        """The first child token of the last of these nodes; None if it has none."""
         last = path[-1] if path else ROOT
         return next((token for token, parent in zip(self.tokens, self.parents, strict=True) if parent == last), None)
 
@@ -52,8 +51,8 @@ class TokenTree(NamedTuple):
 class Region:
     """The keys and values of one sequence, for every layer, and the tokens they belong to.
 
-    features: [capacity, F], hidden states of the same tokens; None where nobody taps them. source: what cross attention sees; None
-    where there is none, and for a region that is retained.
+    features: [capacity, F], hidden states of the same tokens; None if no drafter taps them. source: the keys and values that cross
+    attention reads; None without cross attention, and for a retained region.
     """
 
     def __init__(self) -> None:
@@ -63,7 +62,7 @@ class Region:
         self.capacity = 0
         self.used_at = 0
         self._layers: _Layers = {}
-        self._block: Tensor | None = None  # [layers, 2, H, capacity, D], where all layers lie in one piece
+        self._block: Tensor | None = None  # [layers, 2, H, capacity, D], if all layers are in one tensor
         self._addresses: array[int] | None = None
         self._compared_with: Sequence[int] | None = None
         self._num_compared = 0
@@ -76,7 +75,8 @@ class Region:
 
     @property
     def tree(self) -> TokenTree | None:
-        """What was read behind the tokens, of which a path is still to be kept; None: nothing, or a chain, which is among them."""
+        """The draft tree that was read after the tokens, until one of its paths is kept; None if there is none (a chain is part of
+        the tokens)."""
         return self._tree
 
     @property
@@ -84,10 +84,10 @@ class Region:
         return sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._layers.values() for t in pair)
 
     def write(self, layer: int, key: Tensor, value: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of positions start .. and return those of all positions, padded to KEY_MULTIPLE.
+        """Write the keys and values of the positions from `start` on and return those of all positions, padded to KEY_MULTIPLE.
 
-        key: [H, R, Dk], value: [H, R, Dv] -> [H, N, Dk], [H, N, Dv] with N >= start + R, valid until the next write. What lies
-        behind start + R is finite and must be masked.
+        key: [H, R, Dk], value: [H, R, Dv] -> [H, N, Dk], [H, N, Dv] with N >= start + R, valid until the next write. Rows after
+        start + R are finite and must be masked.
         """
         end = start + key.shape[1]
         keys, values = self._stored(layer, key, value)
@@ -104,8 +104,8 @@ class Region:
         values[:, index] = value
 
     def along(self, layer: int, start: int, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A copy of the keys [H, N, Dk] and values [H, N, Dv] of the positions before start and then of these slots, padded with
-        zeros to KEY_MULTIPLE."""
+        """Copy the keys [H, N, Dk] and values [H, N, Dv] of the positions before `start` and then of these slots, padded with zeros
+        to KEY_MULTIPLE."""
         return tuple(_along(held, start, slots) for held in self._layers[layer])  # type: ignore[return-value]
 
     def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,20 +114,20 @@ class Region:
         return self._layers[layer]
 
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """A tree of tokens was read behind those that are held, token i to slot len(self.tokens) + i, its features too. The next
-        call of keep_prefix_of keeps a path of it. parents: for each the index of the one before it, or ROOT: the last that
-        is held."""
+        """Record that a tree of tokens was read after those that are held, with token i (and its features) in slot
+        len(self.tokens) + i. The next call of keep_prefix_of keeps one path of it. parents: for each token the index of its parent,
+        or ROOT: the last token that is held."""
         self._tree = TokenTree(tokens, parents)
 
     def write_features(self, hidden: Tensor, start: int) -> None:
-        """Write the features of positions start .. hidden: [R, F]."""
+        """Write the features of the positions from `start` on. hidden: [R, F]"""
         if self.features is None:
             self.features = hidden.new_zeros(self.capacity, hidden.shape[1])
         self.features[start : start + hidden.shape[0]] = hidden
 
     def addresses(self, num_layers: int, like: Tensor) -> array[int]:
-        """For kernels that write by themselves: the addresses of the keys and the values [H, capacity, D] of layers 0..,
-        [num_layers * 2], valid until the next resize. like: [H, *, D], with their dtype and device."""
+        """The addresses of the keys and the values [H, capacity, D] of the first num_layers layers, [num_layers * 2], for kernels that
+        write to them directly. Valid until the next resize. like: [H, *, D], with their dtype and device."""
         if self._addresses is None or len(self._addresses) < 2 * num_layers:
             if not self._layers:
                 self._take_block(like.new_zeros(num_layers, 2, like.shape[0], self.capacity, like.shape[2]))
@@ -139,16 +139,16 @@ class Region:
         return self._addresses if len(self._addresses) == 2 * num_layers else self._addresses[: 2 * num_layers]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """What is held for one layer: keys [H, len(tokens), Dk] and values [H, len(tokens), Dv]."""
+        """The keys [H, len(tokens), Dk] and values [H, len(tokens), Dv] of one layer."""
         keys, values = self._layers[layer]
         return keys[:, : len(self.tokens)], values[:, : len(self.tokens)]
 
     def keep_prefix_of(self, wanted: Sequence[int], at_most: int | None = None) -> int:
-        """Forget everything after the common prefix with `wanted`, and after at_most tokens -> how many tokens of wanted are
-        still to be computed. Absolute and idempotent.
+        """Forget everything after the common prefix with `wanted`, and after at_most tokens. -> how many tokens of `wanted` have
+        yet to be computed. Idempotent.
 
-        `wanted` may have grown since the last call but must not have changed: what was compared once is not compared
-        again, so the cost is O(new tokens).
+        `wanted` may have grown since the last call but must not have changed otherwise: tokens that were compared once are not
+        compared again, so the cost is O(new tokens).
         """
         limit = len(wanted) if at_most is None else min(at_most, len(wanted))
         start = self._num_compared if self._compared_with is wanted else 0
@@ -160,7 +160,7 @@ class Region:
         return len(wanted) - kept
 
     def _keep_path(self, wanted: Sequence[int]) -> int:
-        """Append the path of the tree that these tokens follow, and forget the rest of it -> the length of the path"""
+        """Append the path of the tree that these tokens follow, and forget the rest of the tree. -> the length of the path"""
         assert self._tree is not None
         path, self._tree = self._tree.path_of(wanted), None
         if path != list(range(len(path))):
@@ -169,39 +169,39 @@ class Region:
         self.tokens.extend(wanted[: len(path)])
         return len(path)
 
-    @torch.inference_mode()  # passes are read in it, and what they wrote may be changed nowhere else
+    @torch.inference_mode()  # passes run in it, and tensors they wrote may only be changed in it
     def move_rows(self, slots: Sequence[int], first: int) -> None:
-        """What lies at these slots goes to the slots from first on, keys, values and features."""
+        """Move the keys, values and features of these slots to the slots from `first` on."""
         index, end = torch.tensor(slots), first + len(slots)
         stores = [] if self.features is None else [self.features[None]]
         block = self._one_piece
         if block is not None:
-            stores.append(block.flatten(0, 2))  # one operation in place of two for each layer
+            stores.append(block.flatten(0, 2))  # one operation instead of two for each layer
         else:
             stores += [tensor for pair in self._layers.values() for tensor in pair]
         for tensor in stores:
             tensor[:, first:end] = tensor[:, index.to(tensor.device)]
 
     def shared_view(self) -> Region:
-        """The same keys and values under a list of tokens of its own, valid until this region is resized. What is read through
-        it lies behind the tokens of this region, which stay as they are, until the next read of this region overwrites it."""
+        """A view of the same keys and values with its own list of tokens, valid until this region is resized. Rows that are written
+        through it come after the tokens of this region, which do not change; the next read of this region overwrites them."""
         view = copy(self)
         view.tokens = list(self.tokens)
         return view
 
     def resize(self, capacity: int) -> None:
-        """Make room for `capacity` tokens; what is held stays."""
+        """Make room for `capacity` tokens, and keep those that are held."""
         self._tree = None
         self.copy_rows(self, min(len(self.tokens), capacity), capacity)
 
     def copy_prefix(self, source: Region, length: int) -> None:
-        """Take over the first `length` tokens of another region. Needs that much capacity."""
+        """Copy the first `length` tokens of another region. Needs that much capacity."""
         self.copy_rows(source, length, self.capacity)
         self.tokens = source.tokens[:length]
         self._compared_with = None
 
     def copy_rows(self, source: Region, length: int, capacity: int) -> None:
-        """Hold the keys, values and features of the first `length` tokens of a region, which may be this one, in a place for
+        """Copy the keys, values and features of the first `length` tokens of a region, which may be this one, to new memory for
         `capacity` tokens."""
         self.capacity, self._addresses = capacity, None
         block = source._one_piece
@@ -214,7 +214,7 @@ class Region:
 
     @property
     def _one_piece(self) -> Tensor | None:
-        """The block, if it has all layers: some may have been added by a pass of another kind."""
+        """The block, if it holds all layers: a pass of another kind may have added some."""
         return self._block if self._block is not None and len(self._block) == len(self._layers) else None
 
     def _take_block(self, block: Tensor) -> None:
@@ -260,7 +260,7 @@ def _moved_features(old: Tensor | None, held: int, capacity: int) -> Tensor | No
 
 
 def _moved_rows(old: Tensor, held: int, capacity: int) -> Tensor:
-    """The first `held` rows in a place for `capacity`; the others are finite, and every row is written once."""
+    """Copy the first `held` rows to new memory for `capacity` rows; the others are 0, and every row is written only once."""
     new = old.new_empty(old.shape[0], capacity, old.shape[2])
     new[:, :held] = old[:, :held]
     new[:, held:] = 0

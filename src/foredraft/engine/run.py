@@ -1,4 +1,4 @@
-"""Submit, step, abort: the one loop in which callers of an engine run their requests to the end."""
+"""The loop in which all callers of an engine run their requests to the end: submit, step, abort."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def run_steps(
 ) -> Generator[None, None, None]:
     """Submit all items and step the engine until all of them are finished. Yields after each step.
 
-    However the loop ends (an error, Ctrl-C, the caller closing the generator), every item is aborted, so that nothing of
-    it stays in the engine. abort: must be harmless for an item that has finished, or was never submitted.
-    timer: entered for all submissions and for each step, and not while the caller works; it must be reusable.
+    However the loop ends (an error, Ctrl-C, the caller closing the generator), every item is aborted, so that nothing is left in the
+    engine. abort: must do nothing for an item that has finished or was never submitted.
+    timer: entered once for all submissions and once for each step, so it does not count the caller's work; it must be reusable.
     """
     timer = timer or nullcontext()
     try:

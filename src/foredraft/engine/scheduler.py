@@ -1,4 +1,4 @@
-"""Chooses the sequences of each step, within a token budget and a memory budget."""
+"""The scheduler: chooses the sequences of each step, within a token budget and a memory budget."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from foredraft.utils.prefix import common_prefix
 logger = logging.getLogger("foredraft")
 
 MEMORY_COOLDOWN = 32
-"""Steps for which a drafter that gave up its memory is not used: otherwise it would take the memory again at once."""
+"""The number of steps for which a drafter that gave up its memory is not used, lest it take the memory again at once."""
 
 WORTH_WAITING = 64
-"""Tokens. A sequence waits if another is computing a prefix of at least this length that both have in common."""
+"""In tokens: a sequence waits if another one is computing at least this much of a prefix that both share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_num_seqs: sequences that run at a time. max_batch_tokens: rows of one pass (long prompts are cut)."""
+    """max_num_seqs: the most sequences that run at a time. max_batch_tokens: the most rows of one pass (long prompts are split)."""
 
     max_num_seqs: int = 64
     max_batch_tokens: int = 512
@@ -52,9 +52,9 @@ class DraftMemory(Protocol):
 
 
 class Scheduler:
-    """Fair among clients (`FairQueue`); within a client by priority, then first come first served.
+    """Schedules fairly among clients (`FairQueue`), and the sequences of one client by priority, then by arrival.
 
-    When memory is short, drafters give up theirs first. Then the latest sequence of the client with the most sequences is
+    When memory is short, drafters free theirs first. Then the latest sequence of the client with the most sequences is
     preempted and starts again later. The same happens when a waiting client has at least two sequences fewer.
 
     retain: keep the keys and values of sequences that were preempted for another client, until the memory is needed.
@@ -93,14 +93,14 @@ class Scheduler:
         self._put_back(sequence)
 
     def schedule(self, fail: Fail = _raise) -> list[ScheduledSequence]:
-        """Plan the next step, reserving cache memory for it. fail: called for a sequence whose planning raised."""
+        """Plan the next step and reserve cache memory for it. fail: called for a sequence whose planning raised."""
         scheduled: list[ScheduledSequence] = []
         budget = self._limits.max_batch_tokens
         self._policy.begin(self.running)
         shares = self._row_shares()
         for sequence in list(self.running):
             if sequence not in self.running:
-                continue  # preempted for one before it
+                continue  # preempted for an earlier one
             try:
                 item = self._plan(sequence, self._rows_for(sequence, budget, shares))
             except Exception as error:
@@ -141,7 +141,7 @@ class Scheduler:
         return max(1, most)
 
     def _admit_waiting(self, scheduled: list[ScheduledSequence], budget: int, fail: Fail) -> list[ScheduledSequence]:
-        """Start waiting sequences. -> `scheduled` without those that were preempted for them, and with the new ones"""
+        """Start waiting sequences. -> `scheduled`, without sequences that were preempted for them, plus the new ones"""
         while budget > 0:
             waiting = self._next_waiting()
             if waiting is None:
@@ -162,7 +162,7 @@ class Scheduler:
         return scheduled
 
     def _still_running(self, scheduled: list[ScheduledSequence]) -> list[ScheduledSequence]:
-        """Without the sequences that were preempted after they had been scheduled."""
+        """`scheduled` without the sequences that were preempted since."""
         running = set(self.running)
         return [item for item in scheduled if item.sequence in running]
 
@@ -171,7 +171,7 @@ class Scheduler:
         return len(self.running) < self._limits.max_num_seqs
 
     def _plan(self, sequence: TokenSequence, budget: int) -> ScheduledSequence | None:
-        """Schedule a running sequence and reserve its memory, preempting others if necessary. None: it was preempted itself."""
+        """Schedule a running sequence and reserve its memory, preempting others if necessary. None: it had to be preempted itself."""
         item = self._cut_to(sequence, budget)
         if self._reserve(item):
             return item
@@ -186,7 +186,7 @@ class Scheduler:
         return item
 
     def _largest_client(self) -> str:
-        """The client with the most running sequences; of several, the one whose latest sequence started last."""
+        """The client with the most running sequences; of equals, the one whose latest sequence started last."""
         counts: Counter[str] = Counter()
         for sequence in reversed(self.running):
             counts[sequence.client] += 1
@@ -196,13 +196,13 @@ class Scheduler:
         return next(self._latest_of(client))
 
     def _latest_of(self, client: str) -> Iterator[TokenSequence]:
-        """A client's running sequences in the order of preemption: the least urgent first, of these the latest."""
+        """A client's running sequences in the order of preemption: least urgent first, of equals the latest first."""
         sequences = [sequence for sequence in reversed(self.running) if sequence.client == client]
         return iter(sorted(sequences, key=lambda sequence: -sequence.priority))
 
     def _preempt_for(self, waiting: TokenSequence) -> bool:
-        """Preempt the latest sequences of the client with the most of them, if that makes enough room and leaves it with
-        at least as many as the waiting client will have. False: none was preempted."""
+        """Preempt the latest sequences of the client with the most sequences, if that makes enough room and leaves it at least as many
+        as the waiting client will have. False: none was preempted."""
         largest = self._largest_client() if self.running else waiting.client
         max_preempted = self.waiting.num_started(largest) - self.waiting.num_started(waiting.client) - 1
         needed = self._bytes_to_start(waiting) - self._cache.pool.available
@@ -233,7 +233,7 @@ class Scheduler:
         self.waiting.put_back(sequence)
 
     def _give_up_drafts(self, item: ScheduledSequence) -> ScheduledSequence:
-        """Free the drafters' memory, which costs less than to preempt a sequence."""
+        """Free the drafters' memory, which costs less than preempting a sequence."""
         held = self._drafters.give_up([sequence.seq_id for sequence in self.running])
         new = self._policy.cool_down(held, MEMORY_SHORT, MEMORY_COOLDOWN) if held else []
         if new:
@@ -243,7 +243,7 @@ class Scheduler:
         return item if self._reserve(item) else replace(item, max_draft=0)
 
     def _admit(self, sequence: TokenSequence, budget: int) -> ScheduledSequence | None:
-        """Start a waiting sequence if a place is free and its whole history fits, without preempting any."""
+        """Start a waiting sequence if a place is free and its whole history fits, without preempting others."""
         seq_id, tokens = sequence.seq_id, sequence.tokens
         if not self._has_place or not self._fits(sequence):
             return None
@@ -281,7 +281,7 @@ class Scheduler:
         return next((sequence for sequence in self.waiting if not self._waits(sequence)), None)
 
     def _waits(self, sequence: TokenSequence) -> bool:
-        """Whether it waits for another's prefix. It begins to wait for running sequences only, so there are no cycles."""
+        """Whether it waits for another's prefix. Only running sequences are waited for, so there are no cycles."""
         if sequence.wait_for is None and sequence.shares_prefix:
             self._find_reader(sequence)
         reader, length = sequence.wait_for, sequence.wait_len
@@ -295,7 +295,7 @@ class Scheduler:
         return not has_read
 
     def _find_reader(self, sequence: TokenSequence) -> None:
-        """Let it wait for a running sequence that is about to compute a prefix which this one needs too."""
+        """Let it wait for a running sequence that is about to compute a prefix that both share."""
         tokens = sequence.tokens
         for reader in self.running:
             if reader.num_output == 0 and reader.shares_prefix and reader.source == sequence.source:
@@ -326,7 +326,7 @@ class Scheduler:
         )
 
     def _num_source(self, sequence: TokenSequence) -> int:
-        """Tokens of its source that the encoder has yet to read: all or none, since each of them sees all others."""
+        """How many tokens of its source the encoder has yet to read: all or none, since each of them attends to all others."""
         source = self._cache.source(sequence.seq_id)
         return 0 if source is None or source.is_read else source.length
 

@@ -1,4 +1,4 @@
-"""A request's history, its budget and its stop rules; the only place it grows."""
+"""A text with its history, its budget and its stop rules. Histories grow only here."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ StopRule = Callable[[Sequence[int], int], int | None]
 class Origin(IntEnum):
     """Where an emitted token came from."""
 
-    PLAIN = 0  # the target's own, no draft before it
-    ACCEPTED = 1  # a draft token that stood
-    RECOVERED = 2  # the target's own, in the place of a rejected draft token
+    PLAIN = 0  # the target's own, without a draft
+    ACCEPTED = 1  # an accepted draft token
+    RECOVERED = 2  # the target's own, in place of a rejected draft token
     BONUS = 3  # the target's own, after a fully accepted draft
 
 
 class TokenLogprobs(NamedTuple):
-    """The raw distribution at one token: its own log-probability and rank (from 1), and the most likely others."""
+    """The raw distribution at one token: the token's log-probability and rank (from 1), and the most likely tokens."""
 
     token_id: int
     logprob: float
@@ -38,17 +38,17 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """One text in the making.
+    """One text that is being generated.
 
     tokens: the history, prompt first; it only grows. The last one is the pending token.
-    source: what the decoder attends to beside its history; NO_SOURCE for a model without an encoder.
-    max_len: the history never becomes longer. end_ids: any of them ends it. stop_rule: ends it by its text.
-    speculative_tokens: at most that many draft tokens per step; None: as many as pay.
-    error: what went wrong, in one line; failure: the exception that it was, where it was one.
-    wait_for: a sequence that reads what this one begins with, and whose keys and values this one will share as soon as
-    it has read wait_len tokens of it (None: all of its prompt). num_cached: how many it found when it first began, of its source
-    too.
-    client: whose it is; clients are served fairly. priority: among those of its client; the lower, the earlier.
+    source: what the decoder attends to besides its history; NO_SOURCE for a model without an encoder.
+    max_len: the maximum length of the history. end_ids: each of them ends the text. stop_rule: ends it depending on its content.
+    speculative_tokens: the most draft tokens per step; None: the policy decides.
+    error: what went wrong, in one line. failure: the exception behind it, if there was one.
+    wait_for: a sequence that is reading a common prefix, whose keys and values this one will share as soon as wait_len tokens of it
+    are read (None: all of that sequence's prompt). num_cached: how many tokens, including those of its source, were cached when it
+    first started.
+    client: the owner; clients are served fairly. priority: orders the sequences of one client; the lower, the earlier.
     """
 
     seq_id: int
@@ -84,7 +84,7 @@ class TokenSequence:
 
     @property
     def prompt_ids(self) -> Sequence[int]:
-        """What its text answers, if that has tokens, or goes on from."""
+        """The token ids of its source, if that has any, else of the start of its history."""
         return self.source.ids or self.tokens[: self.prompt_len]
 
     @property
@@ -102,7 +102,7 @@ class TokenSequence:
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether it may begin with what was read for others: its prompt's log-probabilities come from reading it."""
+        """Whether it may start from cached keys and values. Not if it needs prompt_logprobs, which come from reading the prompt."""
         params = self.sampler.params
         return params.prefix_caching and params.prompt_logprobs is None
 
@@ -111,13 +111,14 @@ class TokenSequence:
         return self.finish_reason is not None
 
     def begin(self) -> None:
-        """It is scheduled for the first time; after a preemption this changes nothing."""
+        """Record when it is first scheduled; later calls (after a preemption) do nothing."""
         self.begun_at = self.begun_at or time.perf_counter()
 
     def commit(self, new_ids: Sequence[int], num_evaluated: int, *, has_own: bool = True) -> int:
-        """Append what was verified, cut where it ends. -> how many tokens were kept
+        """Append verified tokens, cut where the text ends. -> how many tokens were kept
 
-        new_ids: the draft tokens that stood, of num_evaluated in turn, then the target's own (has_own: unless its row failed).
+        new_ids: the accepted draft tokens, then the target's own (has_own: whether there is one; not if its row failed).
+        num_evaluated: see Outcome.
         """
         num_accepted = len(new_ids) - has_own
         kept = self._cut(list(new_ids[: self.room]))
@@ -144,7 +145,7 @@ class TokenSequence:
 
     def _cut(self, ids: list[int]) -> list[int]:
         end = next((i for i, token in enumerate(ids) if token in self.end_ids), None)
-        # the token that ends it belongs to the ids, not to the text
+        # the token that ends the text is among its ids, but not in its string
         text_ids = ids if end is None else ids[:end]
         if self.stop_rule is not None:
             keep = self.stop_rule(text_ids, self.num_output)

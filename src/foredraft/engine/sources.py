@@ -1,7 +1,7 @@
-"""Sources, the texts or sounds that an encoder reads: cross attention's keys and values of them, and the memory they take.
+"""Sources, the texts or sounds that an encoder reads: their keys and values for cross attention, and the memory these take.
 
-A source is read once, as one piece, and never truncated. Sequences with the same source share it while they run. What nobody uses
-any more may stay for later sequences with the same source, until its memory is needed.
+A source is read once, in one pass, and never truncated. Sequences with the same source share it while they run. A source that is
+no longer used may be retained for later sequences with the same one, until its memory is needed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from foredraft.engine.memory_pool import MemoryPool
 
 
 class Source(Protocol):
-    """What an encoder reads, as a value: texts with equal sources share what was made of them. Its length is the number of rows that
-    the encoder gives for it, and cross attention sees."""
+    """The input of an encoder, as a value: texts with equal sources share its keys and values. Its length is the number of rows that
+    the encoder returns for it, which cross attention reads."""
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Its tokens; () where it has none."""
+        """Its tokens; () if it has none."""
 
     def __len__(self) -> int: ...
 
@@ -34,7 +34,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """A text. Its encoder gives a row for each token."""
+    """A text. The encoder returns a row for each token."""
 
     ids: tuple[int, ...]
 
@@ -43,14 +43,14 @@ class TokenSource:
 
 
 NO_SOURCE = TokenSource(())
-"""Of a decoder without an encoder."""
+"""The source of a text whose model has no encoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSource:
-    """A sound, as a feature extractor gives it. Two with the same bytes are equal.
+    """A sound, as the output of a feature extractor. Two with the same bytes are equal.
 
-    features: [num_mel_bins, num_frames] float32 on the CPU, which nobody may change any more. num_rows: that the encoder gives.
+    features: [num_mel_bins, num_frames] float32 on the CPU; must not be changed. num_rows: the rows that the encoder returns.
     """
 
     features: Tensor = field(compare=False, repr=False)
@@ -71,9 +71,9 @@ class FeatureSource:
 
 
 class SourceKeys:
-    """source: what was read. layers: its keys [H, N, Dk] and values [H, N, Dv] for each layer of the decoder, where N is the length
-    of the source; empty until the encoder has read it. keeps_encoded: whether a drafter wants what the encoder gives: encoded,
-    [N, width]."""
+    """A source and its keys and values. layers: keys [H, N, Dk] and values [H, N, Dv] for each layer of the decoder, where N is the
+    length of the source; empty until the encoder has read it. keeps_encoded: whether a drafter needs the encoder's output,
+    `encoded` [N, width]."""
 
     def __init__(self, source: Source, *, keeps_encoded: bool = False) -> None:
         self.source = source
@@ -85,7 +85,8 @@ class SourceKeys:
         self._addresses: array[int] | None = None
 
     def addresses(self) -> array[int]:
-        """Of the keys and the values of each layer, [layers * 2], for kernels. Raises RuntimeError for a source that was not read."""
+        """The addresses of the keys and the values of each layer, [layers * 2], for kernels. Raises RuntimeError before the source was
+        read."""
         if not self.is_read:
             raise RuntimeError("a pass needs its sources, and the encoder has not read them")
         if self._addresses is None:
@@ -94,7 +95,7 @@ class SourceKeys:
 
     @property
     def length(self) -> int:
-        """Of its source."""
+        """The length of its source."""
         return len(self.source)
 
     @property
@@ -109,8 +110,8 @@ class SourceKeys:
 class SourceStore:
     """The sources of one model's sequences, within a shared budget.
 
-    bytes_per_token: what one token of a source costs over all layers; 0 for a model without an encoder. bytes_held: of all sources.
-    bytes_retained: of those that nobody uses. keeps_encoded: see SourceKeys.
+    bytes_per_token: the size of one token of a source over all layers; 0 for a model without an encoder. bytes_held: the size of all
+    sources. bytes_retained: the size of those that are not in use. keeps_encoded: see SourceKeys.
     """
 
     def __init__(self, pool: MemoryPool, bytes_per_token: int, *, keeps_encoded: bool = False) -> None:
@@ -127,12 +128,13 @@ class SourceStore:
         return next((self._shared[source].used_at for source in self._idle), None)
 
     def bytes_to_open(self, source: Source, *, is_shared: bool = True) -> int:
-        """What one more user of this source takes of the memory that is available."""
+        """The bytes that one more user of this source takes from the available memory."""
         in_use = is_shared and source in self._shared and source not in self._idle
         return 0 if in_use else self._bytes(source)
 
     def acquire(self, source: Source, *, is_shared: bool = True) -> SourceKeys | None:
-        """Its keys for one more user, who has to release them; None if there is no room. is_shared: others may use them too."""
+        """The keys of a source for one more user, who has to release them; None if there is no room. is_shared: others may use them
+        too."""
         if is_shared and source in self._shared:
             found = self._shared[source]
             self._take_out(source)
@@ -147,7 +149,7 @@ class SourceStore:
         return found
 
     def release(self, keys: SourceKeys, *, retain: bool) -> None:
-        """One user less. retain: the last one leaves them for later users, if they are shared and the source was read."""
+        """Remove one user. retain: the last user leaves the keys for later users, if they are shared and the source was read."""
         keys.num_users -= 1
         if keys.num_users:
             return
@@ -160,7 +162,7 @@ class SourceStore:
             self._free(keys, is_shared=is_shared)
 
     def evict_oldest(self) -> None:
-        """Free the least recently used of the sources that nobody uses, of which there must be one."""
+        """Free the least recently used of the sources that are not in use; there must be at least one."""
         source = next(iter(self._idle))
         self._take_out(source)
         self._free(self._shared[source], is_shared=True)

@@ -1,4 +1,4 @@
-"""Counts, which merge by addition. Ratios are computed from them at the end."""
+"""Counts of drafting and of prefix hits. They merge by addition; ratios are computed at the end."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _count_first(counts: list[int], length: int) -> None:
 class SpeculationStats:
     """Results of verification, over any number of steps and sequences.
 
-    num_steps: verified rows (one per sequence and step), drafted or not. num_spec_steps: those with a draft.
-    num_draft_tokens: all that were verified. num_accepted_tokens: without those that a stop cut off. Bonus and recovered
-    tokens are in neither.
-    num_evaluated_tokens: accepted plus first rejected; of a tree, siblings count as one. num_emitted_tokens: all that were added to a text.
+    num_steps: verifications (one per sequence and step), with or without a draft. num_spec_steps: those with a draft.
+    num_draft_tokens: all draft tokens that were verified. num_accepted_tokens: accepted ones, without those cut off by a stop. Bonus
+    and recovered tokens count in neither.
+    num_evaluated_tokens: accepted plus first rejected; in a tree, siblings count as one. num_emitted_tokens: all tokens added to a text.
     acceptance_histogram[j]: drafted steps in which j draft tokens were accepted.
-    drafted_per_position, evaluated_per_position, accepted_per_position: by place in the draft, from 0; of a tree, by depth.
+    drafted_per_position, evaluated_per_position, accepted_per_position: by position in the draft, from 0; in a tree, by depth.
     num_near_ties: emitted tokens whose `log p + noise` exceeds the second best by less than 1e-4 (float32 only, where rounding
     could reverse the order).
     """
@@ -65,7 +65,7 @@ class SpeculationStats:
         depth: int | None = None,
         num_evaluated: int | None = None,
     ) -> None:
-        """Count one verified row. num_kept: how many of its num_accepted + 1 tokens the text kept. depth, num_evaluated: of a tree, see
+        """Count one verification. num_kept: how many of its num_accepted + 1 tokens the text kept. depth, num_evaluated: for a tree, see
         Outcome."""
         if depth is None or num_evaluated is None:
             depth, num_evaluated = num_drafted, min(num_accepted + 1, num_drafted)
@@ -103,7 +103,7 @@ class SpeculationStats:
 
     @property
     def tokens_per_pass(self) -> float | None:
-        """Emitted tokens per verified row, undrafted rows included."""
+        """Emitted tokens per verification, those without a draft included."""
         return self.num_emitted_tokens / self.num_steps if self.num_steps else None
 
 
@@ -111,8 +111,8 @@ class SpeculationStats:
 class PrefixStats:
     """Hits of the prefix cache.
 
-    num_asked_tokens: of the histories of all sequences that started and may share, without the last token of each, which is
-    always computed. num_found_tokens: those of them whose keys and values were cached.
+    num_asked_tokens: the tokens of the histories of all started sequences that may share prefixes, without the last token of each,
+    which is always computed. num_found_tokens: how many of these had cached keys and values.
     """
 
     num_asked_tokens: int = 0

@@ -18,10 +18,10 @@ from foredraft.sampling import NO_FAILURES, Failures, select
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """One sequence's part in a step: read its next num_unread tokens and, where that brings it to its pending token
-    (`scores`), at most max_draft draft tokens behind it, from the drafter of this name. num_read: of its tokens, those that
-    the cache held when the step was planned. shape: of the draft, see DraftRequest. num_source: the tokens of its source, if an
-    encoder has yet to read it."""
+    """One sequence's part in a step: read its next num_unread tokens and, if these include its pending token (`scores`), at most
+    max_draft draft tokens after it, from the drafter of this name. num_read: how many of its tokens the cache held when the step was
+    planned. shape: of the draft, see DraftRequest. num_source: the number of tokens of its source, if the encoder has yet to read
+    them."""
 
     sequence: TokenSequence
     num_unread: int
@@ -34,14 +34,14 @@ class ScheduledSequence:
 
     @property
     def num_rows(self) -> int:
-        """Of the target's passes, at most."""
+        """The most rows that it adds to the target's passes."""
         return self.num_source + self.num_unread + self.max_draft
 
 
 class Outcome(NamedTuple):
-    """The result of verification for one sequence. draft_ids, parents: its draft, as in Proposal. path: the places in it of the
-    tokens that stood. new_ids: those tokens and the target's own. logits: [num_drafted + 1, V], before any warping, of the pending
-    token and of each draft token. near_ties: of each new token; empty where none are counted.
+    """The result of verification for one sequence. draft_ids, parents: its draft, as in Proposal. path: the indices in it of the
+    accepted tokens. new_ids: those tokens and the target's own. logits: [num_drafted + 1, V], before any warping, after the pending
+    token and after each draft token. near_ties: for each new token; empty where none are counted.
     failed: rows of the path without a distribution, by the number of draft tokens before them -> what went wrong there."""
 
     draft_ids: Sequence[int]
@@ -54,17 +54,17 @@ class Outcome(NamedTuple):
 
     @property
     def num_drafted(self) -> int:
-        """Draft tokens, on all branches."""
+        """The number of draft tokens, on all branches."""
         return len(self.draft_ids)
 
     @property
     def num_accepted(self) -> int:
-        """Draft tokens that stood; where the text ends among them it keeps fewer."""
+        """The number of accepted draft tokens; a text that ends among them keeps fewer."""
         return len(self.path)
 
     @property
     def num_evaluated(self) -> int:
-        """The tokens that stood, and one more where the draft went on behind them, but not with the target's own token."""
+        """The number of accepted tokens, plus one if the draft continued after them, but not with the target's own token."""
         if self.parents is None:
             return min(self.num_accepted + 1, self.num_drafted)
         last = self.path[-1] if self.path else ROOT
@@ -72,41 +72,41 @@ class Outcome(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Of the draft: tokens on its longest branch."""
+        """The number of tokens on the draft's longest branch."""
         if self.parents is None:
             return self.num_drafted
         return max(depths_of(self.parents), default=0)
 
     @property
     def ranks(self) -> list[int]:
-        """Of each draft token that stood, among its siblings: 0 for the first."""
+        """The rank of each accepted draft token among its siblings: 0 for the first."""
         if self.parents is None:
             return [0] * self.num_accepted
         return [self.parents[:node].count(self.parents[node]) for node in self.path]
 
     @property
     def fans(self) -> list[int]:
-        """The number of children of the pending token and of each draft token that stood, to the first without children."""
+        """The number of children of the pending token and of each accepted draft token, up to the first without children."""
         if self.parents is None:
             return [1] * self.num_evaluated
         return TreeShape(tuple(self.parents)).fans(self.ranks)
 
     @property
     def path_logits(self) -> Tensor:
-        """[num_accepted + 1, V], of the new tokens."""
+        """[num_accepted + 1, V], the logits that the new tokens were chosen from."""
         if self.parents is None:
             return self.logits[: self.num_accepted + 1]
         return select(self.logits, [0, *(node + 1 for node in self.path)])
 
     @property
     def first_failed(self) -> int | None:
-        """How many draft tokens come before the first failed row, of the rows that were reached: plain decoding would have
-        met it too. None: no such row failed."""
+        """The number of draft tokens before the first failed row among the rows that were reached, which plain decoding would have
+        reached too. None: no such row failed."""
         return next((row for row in range(len(self.new_ids)) if row in self.failed), None) if self.failed else None
 
 
 def outcomes_of(verdict: Verdict, proposal: Proposal, logits: Sequence[Tensor]) -> list[Outcome]:
-    """What each sequence emits. logits: of each sequence, the rows that were verified"""
+    """The outcome of each sequence. logits: for each sequence, the rows that were verified"""
     drafts = (proposal.draft_ids, proposal.draft_parents)
     columns = (*drafts, verdict.paths, verdict.next_ids, logits, verdict.near_ties, verdict.failed)
     return [
@@ -116,8 +116,8 @@ def outcomes_of(verdict: Verdict, proposal: Proposal, logits: Sequence[Tensor]) 
 
 
 def num_counted(item: ScheduledSequence, outcome: Outcome) -> int:
-    """How many draft tokens a policy may count: those that were drafted. But of a tree without a seed those that were wanted: how many
-    came may depend on noise that the text will still use, and no later choice may."""
+    """How many draft tokens a policy may count: those that were drafted. For a tree without a seed, those that were requested: how many
+    were drafted may depend on noise that the text will still use, and no later decision may depend on that."""
     if outcome.parents is None or not item.sequence.sampler.draws:
         return outcome.num_drafted
     return item.max_draft if item.shape is None else min(item.max_draft, len(item.shape))
@@ -127,11 +127,11 @@ def num_counted(item: ScheduledSequence, outcome: Outcome) -> int:
 class Step:
     """What happened in one step. Times in seconds.
 
-    scheduled: all sequences that took part, prefill included. scoring: those that were verified, row b of the proposal for
-    scoring[b]; outcomes and num_kept (how many of its new ids a text kept) go with them.
-    draft_times: of each drafter that was asked, by its name. read_time: the target's pass. verify_time: from logits to
+    scheduled: all sequences that took part, prefill included. scoring: those that were verified; proposal, outcomes and num_kept
+    (how many of its new ids a text kept) have a row for each of these.
+    draft_times: the time of each drafter that was used, by its name. read_time: the target's pass. verify_time: from logits to
     verdicts. total_time: the whole step, scheduling and commit included.
-    num_kept and total_time are known once the step is committed.
+    num_kept and total_time are known only after the step is committed.
     """
 
     scheduled: Sequence[ScheduledSequence]
@@ -146,7 +146,7 @@ class Step:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the target's pass."""
+        """The number of rows of the target's pass."""
         return sum(item.num_unread for item in self.scheduled) + sum(outcome.num_drafted for outcome in self.outcomes)
 
     @property
@@ -172,27 +172,27 @@ class StepTimer:
         self._began = self._last_lap = time.perf_counter()
 
     def lap(self) -> float:
-        """Since the last lap, or since the beginning."""
+        """The time since the last lap, or since the start."""
         before, self._last_lap = self._last_lap, time.perf_counter()
         return self._last_lap - before
 
     def total(self) -> float:
-        """Since the beginning."""
+        """The time since the start."""
         return time.perf_counter() - self._began
 
 
 class Attempt(NamedTuple):
-    """A step of which nothing is committed yet, and its running timer."""
+    """A step that is not committed yet, and its running timer."""
 
     step: Step
     timer: StepTimer
 
     def committed(self, num_kept: Sequence[int]) -> Step:
-        """The whole step, which ends now."""
+        """Complete the step, which ends now."""
         return replace(self.step, num_kept=num_kept, total_time=self.timer.total())
 
 
 class Observer(Protocol):
-    """Is shown every step after its tokens are committed; its texts may be finished, their memory given back."""
+    """Is shown every step after its tokens are committed; by then its texts may be finished and their memory freed."""
 
     def observe(self, step: Step) -> None: ...

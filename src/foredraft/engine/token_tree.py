@@ -1,4 +1,4 @@
-"""The shape of a draft that is a tree: which alternatives are tried behind which."""
+"""The shape of a draft that is a tree: which alternatives are tried after which."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from functools import cached_property
 from foredraft.errors import ForedraftError
 
 ROOT = -1
-"""In place of a parent: the token follows the pending token."""
+"""The parent of a token that follows the pending token."""
 
 
 @dataclass(frozen=True)
 class TreeShape:
-    """parents: for each node the one before it, an earlier one, or ROOT. Of the children of a node the first is the likeliest
-    token, the next the second likeliest, and so on.
+    """parents: for each node its parent, an earlier node, or ROOT. The first child of a node is the most likely token, the next the
+    second most likely, and so on.
 
-    A chain is the shape in which each node has one child. Raises ForedraftError for a parent that is no earlier node.
+    A chain is a shape in which no node has more than one child. Raises ForedraftError for a parent that is not an earlier node.
     """
 
     parents: tuple[int, ...]
@@ -29,9 +29,9 @@ class TreeShape:
 
     @classmethod
     def of_paths(cls, paths: Sequence[Sequence[int]]) -> TreeShape:
-        """paths: for each node its rank among its siblings, behind the ranks of the nodes before it, as in Medusa's and vLLM's
-        trees: [(0,), (1,), (0, 0)] are two tokens, and one behind the first. Raises ForedraftError for a path whose beginning or
-        whose likelier sibling is missing."""
+        """The shape with these paths. paths: for each node the ranks of its ancestors and its own among their siblings, as in the trees
+        of Medusa and vLLM: [(0,), (1,), (0, 0)] is two tokens, and one after the first. Raises ForedraftError for a path whose parent
+        or more likely sibling is missing."""
         nodes: dict[tuple[int, ...], int] = {(): ROOT}
         for path in sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path)):
             before = path[:-1] if not path or not path[-1] else (*path[:-1], path[-1] - 1)
@@ -48,7 +48,7 @@ class TreeShape:
         return len(self.parents)
 
     def cut(self, num_nodes: int) -> TreeShape:
-        """The first of its nodes."""
+        """The shape of the first num_nodes nodes."""
         return self if num_nodes >= len(self) else TreeShape(self.parents[:num_nodes])
 
     @property
@@ -57,7 +57,7 @@ class TreeShape:
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """Of each node that has some, and of ROOT: in order of rank."""
+        """The children of ROOT and of each node that has any, in order of rank."""
         found: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             found.setdefault(parent, []).append(node)
@@ -65,22 +65,22 @@ class TreeShape:
 
     @cached_property
     def depths(self) -> list[int]:
-        """Of each node: 1 behind the pending token."""
+        """The depth of each node: 1 after the pending token."""
         return depths_of(self.parents)
 
     @property
     def depth(self) -> int:
-        """Tokens on the longest branch."""
+        """The number of tokens on the longest branch."""
         return max(self.depths, default=0)
 
     @cached_property
     def first_branch(self) -> int:
-        """Tokens on the branch of first children alone."""
+        """The number of tokens on the branch of first children."""
         return len(self.fans([0] * self.depth))
 
     def fans(self, ranks: Sequence[int]) -> list[int]:
-        """The number of children of each node, from ROOT on, that a text reaches whose tokens have these ranks among their siblings; to
-        the first node without children, or without a child of that rank."""
+        """The number of children of each node on the path that starts at ROOT and follows the children of these ranks, up to the first
+        node without children, or without a child of that rank."""
         fans: list[int] = []
         node, rest = ROOT, iter(ranks)
         while node in self.children:
@@ -94,7 +94,7 @@ class TreeShape:
 
 
 def depths_of(parents: Sequence[int]) -> list[int]:
-    """Of each node of a tree: 1 behind the pending token."""
+    """The depth of each node of a tree: 1 after the pending token."""
     depths: list[int] = []
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
@@ -102,12 +102,12 @@ def depths_of(parents: Sequence[int]) -> list[int]:
 
 
 def tokens_to(ids: Sequence[int], parents: Sequence[int] | None, node: int) -> list[int]:
-    """Of the nodes from the root to this one. parents, node: see path_to"""
+    """The tokens of the nodes from the root to this one. parents, node: see path_to"""
     return list(ids[: node + 1]) if parents is None else [ids[i] for i in path_to(parents, node)]
 
 
 def path_to(parents: Sequence[int] | None, node: int) -> list[int]:
-    """The nodes from the root to this one. parents: None for a chain. node: ROOT gives none"""
+    """The nodes from the root to this one. parents: None for a chain. node: ROOT gives an empty path"""
     if parents is None:
         return list(range(node + 1))
     path: list[int] = []
