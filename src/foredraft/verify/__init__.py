@@ -1,4 +1,4 @@
-"""Verification of a whole ragged batch; the one place where rows are parted by the rule they run under."""
+"""Verification of a whole ragged batch. Only this module groups rows by their verification rule."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def checked_rules(rules: Mapping[str, Rule]) -> Mapping[str, Rule]:
-    """Rules of a user's own, by name. Raises ForedraftError for a name that is taken, and for what cannot be called."""
+    """Check a user's rules, by name. Raises ForedraftError for a name that is taken, and for a rule that is not callable."""
     for name, rule in rules.items():
         if not isinstance(name, str) or not name or name in VERIFICATIONS:
             raise ForedraftError(f"a verification rule needs a name of its own, not {name!r}")
@@ -70,7 +70,7 @@ def checked_rules(rules: Mapping[str, Rule]) -> Mapping[str, Rule]:
 
 
 class Verifier(Protocol):
-    """What an engine asks for a verdict: `verify`, or what a test puts in its place."""
+    """The function that an engine calls for a verdict: `verify`, or a test's replacement."""
 
     def __call__(
         self,
@@ -94,12 +94,12 @@ def verify(
     near_tie: float = 0.0,
     rules: Mapping[str, Rule] = NO_RULES,
 ) -> Verdict:
-    """Which draft tokens stand, and the token behind them.
+    """Decide which draft tokens are accepted, and which token follows them.
 
     logits: [sum(lens + 1), V], the target's rows, sequence after sequence: row 0 of sequence b follows its history, row i + 1 its
-    draft token i and those before that. near_tie: count chosen tokens whose `log p + noise` beats the next by less than this; 0: count
-    none. rules: by the name that a request asks for, before those of RULES and the kernels' own. A request whose rule raises
-    or returns no law fails alone.
+    draft token i and the tokens before that. near_tie: mark chosen tokens whose `log p + noise` exceeds the second best by less than
+    this; 0: mark none. rules: custom rules by the name that requests use; they take precedence over RULES and the compiled ones. If a
+    rule raises or returns an invalid distribution, only the requests that use it fail.
     """
     rows, starts = _rows(proposal, samplers, histories)
     size = len(samplers)
@@ -119,7 +119,7 @@ def verify(
 
 
 class _Outcome(NamedTuple):
-    """Of one sequence; see Verdict."""
+    """The outcome for one sequence; see Verdict."""
 
     path: Sequence[int]
     next_id: int
@@ -128,13 +128,13 @@ class _Outcome(NamedTuple):
 
 
 _Outcomes: TypeAlias = dict[int, _Outcome]
-"""By the sequence's place in the batch."""
+"""Outcomes by the sequence's index in the batch."""
 
 
 def _rows(
     proposal: Proposal, samplers: Sequence[Sampler], histories: Sequence[Sequence[int]]
 ) -> tuple[list[Row], list[int]]:
-    """All rows of the batch, and at which of them each sequence starts (B + 1 numbers)."""
+    """All rows of the batch, and the index of each sequence's first row (B + 1 numbers; the last is the number of rows)."""
     rows: list[Row] = []
     starts = [0]
     drafts = zip(proposal.draft_ids, proposal.draft_parents, strict=True)
@@ -146,7 +146,7 @@ def _rows(
 
 
 def _needs_ratio(proposal: Proposal, sampler: Sampler, b: int) -> bool:
-    """Greedy rows, shared noise and certain drafts only compare ids; sampled drafts weigh p against q."""
+    """Whether a sequence's sampled draft must be weighed by p/q. Greedy rows, shared noise and certain drafts only compare ids."""
     if proposal.probs is None or not sampler.spec.draws:
         return False
     return any(row != CERTAIN for row in proposal.draft_prob_rows[b])
@@ -157,19 +157,19 @@ def _rows_of(batch: list[int], starts: list[int]) -> list[int]:
 
 
 def _first_rows(lens: Sequence[int]) -> list[int]:
-    """Where each sequence's rows start, for drafts of these lengths; and, last, how many rows there are."""
+    """The index of each sequence's first row for drafts of these lengths, followed by the number of rows."""
     return list(accumulate((length + 1 for length in lens), initial=0))
 
 
 def _failed_rows(failed: Failures, start: int, end: int) -> Failures:
-    """Those of one sequence, named by the number of draft tokens before them."""
+    """The failed rows of one sequence, by the number of draft tokens before them."""
     return {r - start: message for r, message in failed.items() if start <= r < end} if failed else NO_FAILURES
 
 
 def _follow(
     logits: Tensor, rows: list[Row], starts: list[int], proposal: Proposal, batch: list[int], near_tie: float
 ) -> Pending[_Outcomes]:
-    """Sequences whose draft tokens are compared with the target's own."""
+    """Verify sequences whose draft tokens are compared with the target's own."""
     part = _rows_of(batch, starts)
     choice = pending_choice(select(logits, part), [rows[r] for r in part], margins=near_tie > 0)
     drafts = [(proposal.draft_ids[b], proposal.draft_parents[b]) for b in batch]
@@ -179,7 +179,7 @@ def _follow(
 def _walked(
     choice: Choice, drafts: Sequence[tuple[Sequence[int], Sequence[int] | None]], near_tie: float
 ) -> Iterator[_Outcome]:
-    """choice: of the rows of these drafts, ids and parents, one after the other."""
+    """The outcome of each draft. choice: for all rows of these drafts in order. drafts: (ids, parents)"""
     own_ids = choice.ids.tolist()
     is_near_tie = [] if choice.margins is None else (choice.margins < near_tie).tolist()
     first_rows = pairwise(_first_rows([len(ids) for ids, _ in drafts]))
@@ -206,8 +206,8 @@ def _weigh(
     batch: list[int],
     rules: Mapping[str, Rule],
 ) -> Pending[_Outcomes]:
-    """Sequences of one rule and one truncation, whose draft tokens are weighed. But for what a truncated distribution keeps,
-    nothing waits for the device."""
+    """Verify sequences of one rule and one truncation by weighing p against q. Only truncation (to find the kept ids) and custom rules
+    (to check their result) wait for the device."""
     part = _rows_of(batch, starts)
     part_rows = [rows[r] for r in part]
     selected, failed = adjusted(select(logits, part), part_rows)
@@ -218,7 +218,7 @@ def _weigh(
     if name not in rules and kernels is not None and name in NATIVE_RULES:
         return Pending.of(_weigh_natively(kernels, selected, part_rows, failed, proposal, batch, uniforms))
     target = token_probs_of(selected, part_rows)
-    # such a row ends its sequence if it is reached; until then it must not spoil the rows before it
+    # such a row ends its sequence if it is reached, but it must not spoil the rows before it
     is_bad = target.probs[:, 0].isnan()
     case, columns_to_ids = case_of(replace(target, probs=target.probs.nan_to_num()), proposal, batch)
     law, problem = _law_of(name, rules[name], case) if name in rules else (RULES[name](case), None)
@@ -243,7 +243,7 @@ def _bad_rows(rows: Iterable[int]) -> Failures:
 def _weighed(
     batch: list[int], proposal: Proposal, num_accepted: list[int], next_ids: list[int], failed: Failures
 ) -> _Outcomes:
-    """failed: of the rows of this batch."""
+    """Outcomes of weighed sequences. failed: by row of this batch."""
     first_rows = pairwise(_first_rows([len(proposal.draft_ids[b]) for b in batch]))
     return {
         b: _Outcome(range(stop), next_id, (), _failed_rows(failed, start, end))
@@ -252,7 +252,7 @@ def _weighed(
 
 
 def _law_of(name: str, rule: Rule, case: Case) -> tuple[OutcomeLaw, str | None]:
-    """The law of a user's rule. Where it gives none: any law, and what is wrong."""
+    """The outcome distribution of a user's rule, and None. If it is invalid: some valid distribution, and what is wrong."""
     try:
         law = rule(case)
         problem = what_is_wrong(law, case)
@@ -272,7 +272,7 @@ def _weigh_natively(
     batch: list[int],
     uniforms: Tensor,
 ) -> _Outcomes:
-    """The same laws and the same draw, in one call, for float32 and bfloat16 on the CPU."""
+    """Verify with the compiled kernels, in one call: the same distributions and the same draw, for float32 and bfloat16 on the CPU."""
     assert proposal.probs is not None
     lens = [len(proposal.draft_ids[b]) for b in batch]
     first_rows = _first_rows(lens)[:-1]

@@ -1,4 +1,4 @@
-"""Block verification: Sun et al., arXiv:2403.10444. Decides jointly, so it accepts at least as much as token by token."""
+"""Block verification: Sun et al., arXiv:2403.10444. It verifies tokens jointly, so it accepts at least as many as one by one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from foredraft.verify.law import Case, OutcomeLaw, drafted
 
 def block_law(case: Case) -> OutcomeLaw:
     """P_0 = 1, P_i = min(1, P_{i-1} p_i/q_i); h_i = Z_i / (Z_i + 1 - P_i) with Z_i the mass of max(P_i p - q, 0) at the
-    next position, h_n = P_n at the last draft token. Every place is tried: the stop is the largest i that holds, so
-    stop_i = h_i * prod_{j>i} (1 - h_j), with h_0 = 1. The next token comes from norm(max(P_i p - q, 0)).
+    next position, and h_n = P_n at the last draft token. Each position i is accepted with probability h_i, independently, and the
+    draft is cut at the largest accepted i: stop_i = h_i * prod_{j>i} (1 - h_j), with h_0 = 1. The next token comes from
+    norm(max(P_i p - q, 0)).
     """
     present = drafted(case)
     scale = _scales(case, present)
@@ -35,7 +36,7 @@ def _holds(case: Case, scale: Tensor) -> Tensor:
     """[B, K]: h_1 .. h_K."""
     num_places = scale.shape[1]
     is_last = torch.arange(1, num_places + 1, device=scale.device)[None] == case.lens[:, None]
-    # Z at places 1..K-1; the last column has no q after it and is a last place wherever it is used
+    # Z at positions 1..K-1; the last column has no q after it and is only used where it is a last position
     residual = (scale[:, :-1, None] * case.p[:, 1:num_places] - case.q[:, 1:]).clamp(min=0)
     mass = torch.cat([residual.sum(-1), torch.zeros_like(scale[:, :1])], dim=1) if num_places else scale
     whole = mass + 1 - scale

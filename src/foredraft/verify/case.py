@@ -1,4 +1,4 @@
-"""Lays out draft tokens and target probabilities as a rule takes them. Nothing in here waits for a device."""
+"""Lays out draft tokens and target probabilities as a Case for a rule. Nothing here waits for a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from foredraft.verify.law import Case
 
 
 def case_of(target: TokenProbs, proposal: Proposal, batch: list[int]) -> tuple[Case, Tensor | None]:
-    """Lay the target's rows out as [B, K+1, W] and read the draft probabilities on the ids those keep."""
+    """Lay out the target's rows as [B, K+1, W] and read the draft probabilities of the ids that these keep. -> the case; the kept ids
+    [B, K+1, W], or None if all are kept"""
     device = target.probs.device
     lens = proposal.lens[batch]
     width = int(lens.max())
@@ -36,7 +37,7 @@ def of_row(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _laid_out(rows: Tensor, place: Tensor) -> Tensor:
-    """rows: [R, W], one for each place [B, K + 1] that is True, in order -> [B, K + 1, W], 0 elsewhere"""
+    """rows: [R, W], one for each True element of place [B, K + 1], in order -> [B, K + 1, W], 0 elsewhere"""
     if len(rows) == place.numel():  # every draft is as long as the longest
         return rows.view(*place.shape, -1)
     out = rows.new_zeros(place.numel(), rows.shape[1])
@@ -46,7 +47,7 @@ def _laid_out(rows: Tensor, place: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Drafts:
-    """Draft tokens [B, K] and the distributions they were drawn from. has_certain: whether any was not drawn."""
+    """Draft tokens [B, K] and the distributions that they were drawn from. has_certain: whether any was not drawn."""
 
     ids: Tensor
     prob_rows: Tensor
@@ -64,14 +65,14 @@ class _Drafts:
         )
 
     def own(self, dtype: torch.dtype) -> Tensor:
-        """q of each draft token, 1 where it was certain. [B, K]"""
+        """The q of each draft token, 1 for a certain one. [B, K]"""
         if self.drawn_from is None:
             return torch.ones(self.ids.shape, dtype=dtype, device=self.ids.device)
         own = self._at(self.ids[..., None])[..., 0].to(dtype)
         return torch.where(self.prob_rows == CERTAIN, 1, own)
 
     def token_probs(self, like: Tensor, columns: Tensor | None) -> Tensor:
-        """q on the ids in columns ([B, K, W]; None: every id), a point mass where it was certain. like: [B, K, W]"""
+        """q of the ids in columns ([B, K, W]; None: every id), a point mass for a certain token. like: [B, K, W]"""
         drawn = torch.zeros_like(like)
         if self.drawn_from is not None:
             drawn = (self._whole(like.shape[2]) if columns is None else self._at(columns)).to(like.dtype)
@@ -83,19 +84,19 @@ class _Drafts:
         return drawn.masked_fill(certain, 0).scatter_add_(2, self.ids[..., None], certain.to(like.dtype))
 
     def _whole(self, vocab_size: int) -> Tensor:
-        """[B, K, V]"""
+        """The q of every id. [B, K, V]"""
         assert self.drawn_from is not None
         rows = self.prob_rows.clamp(min=0)
         return self.drawn_from.dense(vocab_size).index_select(0, rows.flatten()).view(*rows.shape, -1)
 
     def _at(self, columns: Tensor) -> Tensor:
-        """[B, K, C] ids -> their probabilities under each place's distribution"""
+        """[B, K, C] ids -> their probabilities under the distribution of each position"""
         assert self.drawn_from is not None
         return self.drawn_from.at(self.prob_rows.clamp(min=0), columns)
 
 
 def _read_at(token_probs: Tensor, ids: Tensor, columns: Tensor | None) -> Tensor:
-    """The probability of one id per distribution. token_probs: [B, K, W], ids: [B, K] -> [B, K]"""
+    """The probability of one id under each distribution. token_probs: [B, K, W], ids: [B, K] -> [B, K]"""
     if columns is None:
         return token_probs.gather(2, ids[..., None])[..., 0]
     if token_probs.shape[1] == 0:

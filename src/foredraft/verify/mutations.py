@@ -1,6 +1,6 @@
-"""Broken verifiers: the real one with one mistake each, in what comes out, in what goes in, or in the rule.
+"""Broken verifiers: the real one with one mistake each, in its output, in its input, or in its rule.
 
-The catalogue in certificate/controls.py says what each of them does wrong. `foredraft check` and the tests must notice it.
+The catalogue in certificate/controls.py says what each of them does wrong. `foredraft check` and the tests must detect them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What `verify` is called with."""
+    """The arguments of `verify`."""
 
     logits: Tensor
     proposal: Proposal
@@ -43,26 +43,26 @@ class Inputs:
 
     @property
     def starts(self) -> Tensor:
-        """[B], the first row of logits of each sequence."""
+        """[B], the index of each sequence's first row of logits."""
         sizes = self.lens + 1
         return sizes.cumsum(0) - sizes
 
     def child(self, b: int, node: int) -> int | None:
-        """The first child of a node of a draft, or of ROOT; None where it has none."""
+        """The first child of a node of a draft, or of ROOT; None if it has none."""
         parents = self.proposal.draft_parents[b]
         if parents is None:
             return node + 1 if node + 1 < int(self.lens[b]) else None
         return next((place for place, parent in enumerate(parents) if parent == node), None)
 
     def descend(self, b: int, goes_on: Callable[[int, int], bool]) -> int:
-        """The last node from ROOT down, first child by first child. goes_on: given a node and its first child."""
+        """The node reached from ROOT by going to the first child while goes_on(node, its first child) is true."""
         node = ROOT
         while (child := self.child(b, node)) is not None and goes_on(node, child):
             node = child
         return node
 
     def target_ids(self, nodes: Sequence[int]) -> Tensor:
-        """The target's own token behind each history and the draft tokens down to nodes[b], which may be ROOT. [B]"""
+        """The target's own token after each history and the draft tokens down to nodes[b], which may be ROOT. [B]"""
         drafts = zip(self.histories, self.proposal.draft_ids, self.proposal.draft_parents, nodes, strict=True)
         prefixes = [[*history, *tokens_to(ids, parents, node)] for history, ids, parents, node in drafts]
         rows = self.logits[(self.starts + 1 + torch.tensor(nodes)).to(self.logits.device)]
@@ -70,7 +70,7 @@ class Inputs:
         return torch.tensor(verify(rows, nothing, self.samplers, prefixes).next_ids)
 
     def accepting(self, nodes: Sequence[int]) -> Verdict:
-        """The draft tokens down to nodes[b] stand, and the target's own follows them."""
+        """The verdict that accepts the draft tokens down to nodes[b], followed by the target's own token."""
         paths = [path_to(parents, node) for parents, node in zip(self.proposal.draft_parents, nodes, strict=True)]
         verdict = Verdict.of_chains([0] * len(nodes), self.target_ids(nodes).tolist())
         return replace(verdict, paths=paths)
@@ -91,21 +91,21 @@ def mutation(function: Callable[[Inputs], Verdict]) -> Verifier:
 
 
 def _stops(verdict: Verdict) -> Tensor:
-    """[B], how many draft tokens of each sequence stand."""
+    """[B], the number of accepted draft tokens of each sequence."""
     return torch.tensor(verdict.num_accepted)
 
 
 def _last_nodes(verdict: Verdict) -> list[int]:
-    """The last draft token of each sequence that stands, or ROOT."""
+    """The last accepted draft token of each sequence, or ROOT."""
     return [path[-1] if path else ROOT for path in verdict.paths]
 
 
 def _with_next(verdict: Verdict, where: Tensor, next_ids: Tensor) -> Verdict:
-    """Other next tokens for some of the sequences. where, next_ids: [B]"""
+    """The verdict with other next tokens for some of the sequences. where, next_ids: [B]"""
     return replace(verdict, next_ids=torch.where(where, next_ids, torch.tensor(verdict.next_ids)).tolist())
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------
+# --- mistakes in the output ---------------------------------------------------------------------------------------
 
 
 @mutation
@@ -115,7 +115,7 @@ def accepts_everything(inputs: Inputs) -> Verdict:
 
 @mutation
 def accepts_the_likely(inputs: Inputs) -> Verdict:
-    """As in "typical acceptance" (arXiv:2401.10774), which is fast and not lossless."""
+    """As in "typical acceptance" (arXiv:2401.10774), which is fast but not lossless."""
     p = torch.softmax(inputs.logits.float(), dim=-1).cpu()
 
     def last_likely(b: int) -> int:
@@ -147,7 +147,7 @@ def loses_a_token(inputs: Inputs) -> Verdict:
 
 
 def without_residual(after: int = 0) -> Verifier:
-    """After a rejection it draws from p in place of the residual, if at least `after` draft tokens stand."""
+    """After a rejection it draws from p instead of the residual, if at least `after` draft tokens are accepted."""
 
     @mutation
     def broken(inputs: Inputs) -> Verdict:
@@ -180,7 +180,7 @@ def exchanges_p_and_q(inputs: Inputs) -> Verdict:
 
 
 def reuses_noise() -> Verifier:
-    """It has a state: the generator that it drew from, and where that stood before the step."""
+    """Draws each second step with the noise of the step before. Its state: the generator, and that generator's state before the step."""
     generator: torch.Generator | None = None
     used: Tensor | None = None
 
@@ -202,11 +202,11 @@ def reuses_noise() -> Verifier:
     return broken
 
 
-# --- what goes in -------------------------------------------------------------------------------------------------
+# --- mistakes in the input ----------------------------------------------------------------------------------------
 
 
 def weighs_by_a_power(power: float) -> Verifier:
-    """Weighs drafts by q^power: q at another temperature, or before the drafter's."""
+    """Weighs drafts by q^power, as if q were taken at another temperature, or before the drafter's temperature was applied."""
 
     @mutation
     def broken(inputs: Inputs) -> Verdict:
@@ -234,7 +234,7 @@ def counts_ahead(inputs: Inputs) -> Verdict:
 
 @mutation
 def drops_unlikely_drafts(inputs: Inputs) -> Verdict:
-    """Cuts a draft before its first token whose own q is below half of the largest, after that token was drawn."""
+    """Cuts a draft before its first token whose q is below half of the largest, although that token was already drawn."""
     proposal = inputs.proposal
     if proposal.token_probs is None:
         return inputs.verify()
@@ -249,7 +249,7 @@ def drops_unlikely_drafts(inputs: Inputs) -> Verdict:
 
 
 def with_params(**changes: Any) -> Verifier:
-    """Other parameters than each request's. A callable gets the old value."""
+    """Verifies with changed parameters. changes: new values, or functions of the old value."""
 
     def changed(sampler: Sampler, history: Sequence[int]) -> Sampler:
         old = sampler.params
@@ -264,7 +264,7 @@ def with_params(**changes: Any) -> Verifier:
     return broken
 
 
-# --- the rule -----------------------------------------------------------------------------------------------------
+# --- mistakes in the rule -----------------------------------------------------------------------------------------
 
 
 def with_rules(rules: Mapping[str, Rule]) -> Verifier:
@@ -296,7 +296,7 @@ def uncapped_scale(case: Case) -> OutcomeLaw:
 
 
 def _holds_of(stop: Tensor, case: Case) -> Tensor:
-    """h_1 .. h_K again, out of stop_i = h_i * prod_{j > i} (1 - h_j)."""
+    """Recover h_1 .. h_K from stop_i = h_i * prod_{j > i} (1 - h_j)."""
     held_by_none_later = stop.flip(1).cumsum(1).flip(1)[:, 1:]
     missed = torch.cat([1 - held_by_none_later, torch.ones_like(stop[:, :1])], dim=1)[:, 1:]
     holds = stop[:, 1:] / torch.where(missed > 0, missed, 1)

@@ -1,4 +1,4 @@
-"""Token-level speculative sampling: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318. The reference."""
+"""Token-level speculative sampling, the reference rule: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from foredraft.verify.law import Case, OutcomeLaw, drafted
 
 
 def rejection_law(case: Case) -> OutcomeLaw:
-    """Draft token i stands with probability min(1, p/q) if all before it stand; after the first that does not, the
-    next token comes from norm(max(p - q, 0))."""
+    """Draft token i is accepted with probability min(1, p/q) if all before it are; after the first rejected one, the next token comes
+    from norm(max(p - q, 0))."""
     present = drafted(case)
-    # q > 0 for a token that was drawn; the guard only keeps padding finite
+    # q > 0 for a drawn token; the guard only keeps padding finite
     ratio = case.p_draft / torch.where(present, case.q_draft, 1)
     stands = torch.where(present, ratio.clamp(max=1), 0)
     ones = torch.ones_like(case.p[:, :1, 0])

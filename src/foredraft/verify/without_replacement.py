@@ -1,6 +1,6 @@
-"""Rejection sampling without replacement for trees whose siblings were drawn: Jeon et al., arXiv:2402.14160. A reference.
+"""Rejection sampling without replacement for trees whose siblings were drawn: Jeon et al., arXiv:2402.14160. A reference only.
 
-The engine walks trees instead (coupled.py): that needs no q, keeps the promise of seeds, and accepts as often
+The engine walks trees instead (coupled.py), which needs no q, keeps seeded texts independent of drafts, and accepts as often
 (docs/internals/trees.md).
 """
 
@@ -15,14 +15,13 @@ from foredraft.engine.token_tree import TreeShape
 
 
 def siblings_law(p: Tensor, q: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The children of one node, which were drawn one after another, each from what is left of q.
+    """Verify the children of one node, which were drawn one after another, each from the rest of q.
 
-    p, q: [..., V] the distributions of the target and of the draft behind the node. ids: [..., k] int64, the children in the order in
-    which they were drawn. Each child stands with probability min(1, p/q); after one that does not, p is norm(max(p - q, 0)),
-    and q is without the child.
+    p, q: [..., V] the distributions of the target and of the draft after the node. ids: [..., k] int64, the children in the order in
+    which they were drawn. Each child is accepted with probability min(1, p/q); if it is rejected, p becomes norm(max(p - q, 0)),
+    and the child is removed from q.
 
-    -> the probability of each child to stand, no child before it having stood [..., k]; the distribution of the next token if none
-    stands [..., V]
+    -> the probability that each child is the accepted one [..., k]; the distribution of the next token if none is accepted [..., V]
     """
     nothing_stands = torch.ones_like(p[..., :1])
     stands = []
@@ -36,17 +35,17 @@ def siblings_law(p: Tensor, q: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tree_law(ids: Sequence[int], shape: TreeShape, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The law of the outcome of a whole tree, whose siblings come in the order in which they were drawn.
+    """The outcome distribution of a whole tree, whose siblings are in the order in which they were drawn.
 
-    p, q: [N + 1, V] the distributions behind the pending token, and behind each of the N nodes.
+    p, q: [N + 1, V] the distributions after the pending token, and after each of the N nodes.
 
-    -> the probability that the accepted path ends behind the pending token, or at each node [N + 1]; the distribution of the next
-    token behind each of them [N + 1, V]
+    -> the probability that the accepted path ends at the pending token, or at each node [N + 1]; the distribution of the next
+    token after each of them [N + 1, V]
     """
     stop, next_probs = torch.zeros_like(p[:, 0]), p.clone()
     reached = torch.zeros_like(stop)
     reached[0] = 1
-    for row in range(len(ids) + 1):  # a node comes behind its parent
+    for row in range(len(ids) + 1):  # a node comes after its parent
         children = shape.children.get(row - 1, [])
         drawn = torch.tensor([ids[child] for child in children], dtype=torch.int64)
         stands, next_probs[row] = siblings_law(p[row], q[row], drawn)
@@ -57,11 +56,11 @@ def tree_law(ids: Sequence[int], shape: TreeShape, p: Tensor, q: Tensor) -> tupl
 
 
 def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """1 where the denominator is 0: what cannot be drawn is never rejected."""
+    """The ratio, or 1 where the denominator is 0: a child that could not be drawn is never rejected."""
     return torch.where(denominator > 0, numerator / denominator.where(denominator > 0, 1), 1)
 
 
 def _normalized(weights: Tensor) -> Tensor:
-    """Zeros stay zeros."""
+    """The weights divided by their sum; all-zero weights stay 0."""
     total = weights.sum(-1, keepdim=True)
     return weights / total.where(total > 0, 1)
