@@ -1,6 +1,6 @@
-"""Sampling: what a request asks for, and how logits become probabilities and tokens.
+"""Sampling: the parameters of a request, and how logits become probabilities and tokens.
 
-The only place that knows temperature, top-p, penalties and masks.
+Only this package knows temperature, top-p, penalties and masks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The seam for what a text may go on with, and the masks that come of it."""
+"""The interface of constraints on how a text may continue, and the masks made from them."""
 
 from __future__ import annotations
 
@@ -13,45 +13,44 @@ from torch import Tensor
 from foredraft.sampling.devices import to_device
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
-"""Bit i % 8 of byte i // 8 says whether id i may come next. Ids beyond the last byte may not."""
+"""Bit i % 8 of byte i // 8 says whether id i is allowed next. Ids beyond the last byte are not."""
 
 _ALL = np.uint8(255)
 
 
 class Constraint(Protocol):
-    """What one text may go on with. A pure function of the text's output, which is what stands behind its prompt in
-    history + drafted: it may keep its place there, so that a call costs the tokens that are new, but not give another
-    answer for it.
+    """Decides how one text may continue. A pure function of the text's output, i.e. the tokens after its prompt in
+    history + drafted: it may remember its state there, so that a call costs only the new tokens, but this must not change the result.
 
-    Every method raises ForedraftError where it cannot say.
+    Every method raises ForedraftError if it cannot decide.
     """
 
     @property
     def allows_drafts(self) -> bool:
-        """Whether a step may draft for this text. Asked once a step, before anything of the draft is known."""
+        """Whether a step may draft for this text. Called once per step, before anything is drafted."""
         ...
 
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
-        """Which ids may follow history + drafted. Do not write to it."""
+        """The ids that may follow history + drafted. Do not write to the result."""
         ...
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
-        """How many draft tokens stand before the first that is not `allowed` behind those before it, or that comes behind the
-        end."""
+        """The number of draft tokens before the first that is not `allowed` after those before it, or that follows the end of the
+        text."""
         ...
 
     def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
-        """The ids that follow history + drafted, as long as nothing else may; until the text ends with one of them."""
+        """The ids that must follow history + drafted, as long as only one is allowed, up to the end of the text."""
         ...
 
 
 def has_id(bits: Bits, token: int) -> bool:
-    """Whether this id may come next."""
+    """Whether this id is allowed next."""
     return token // 8 < len(bits) and bool(bits[token // 8] >> token % 8 & 1)
 
 
 def only_id(bits: Bits) -> int | None:
-    """The one id that may come next; None where there are others, or none."""
+    """The only id that is allowed next; None if there are several, or none."""
     places = np.flatnonzero(bits)
     if len(places) != 1:
         return None
@@ -60,7 +59,7 @@ def only_id(bits: Bits) -> int | None:
 
 
 def refused_ids(masks: Sequence[Bits], width: int) -> Tensor:
-    """Which of the first `width` ids may not come next, for each of R masks. [R, width] bool"""
+    """Which of the first `width` ids are not allowed next, for each of R masks. [R, width] bool"""
     packed = np.full((len(masks), -(-width // 8)), _ALL)
     for place, bits in enumerate(masks):
         size = min(len(bits), packed.shape[1])
@@ -69,7 +68,7 @@ def refused_ids(masks: Sequence[Bits], width: int) -> Tensor:
 
 
 def refuse(logits: Tensor, masks: Sequence[tuple[int, Bits]]) -> None:
-    """Write -inf over every id that may not come next. logits: [R, V]; masks: (row, its bits)"""
+    """Write -inf to the logits of all ids that are not allowed next. logits: [R, V]; masks: (row, its bits)"""
     if not masks:
         return
     refused = to_device(refused_ids([bits for _, bits in masks], logits.shape[1]), logits.device, torch.bool)

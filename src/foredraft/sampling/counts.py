@@ -1,4 +1,4 @@
-"""How often each token was seen before a row, at the cost of the tokens by which it differs from the row before."""
+"""Counts the tokens before a row. The cost is proportional to the tokens by which it differs from the previous row."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from foredraft.utils.prefix import common_prefix
 
 
 class TokenCounts:
-    """Distinct tokens of a prompt and the output after it, with the output's counts.
+    """The distinct tokens of a prompt and the output after it, with their counts in the output.
 
-    `go_to` makes them those of a prefix. They depend on that prefix alone: a drafter and the verifier share them.
+    `go_to` moves the counts to a prefix. They depend on that prefix alone, so a drafter and the verifier can share them.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -25,7 +25,7 @@ class TokenCounts:
         self._counts = np.zeros(len(distinct), dtype=np.int64)
         self._num_prompt_ids = len(distinct)
         self._prompt_len = len(prompt)
-        self._output: list[int] = []  # what is counted
+        self._output: list[int] = []  # the counted tokens
 
     def go_to(self, history: Sequence[int], drafted: Sequence[int] = ()) -> None:
         """Count the output part of history + drafted, and nothing else."""
@@ -38,7 +38,7 @@ class TokenCounts:
         self._output = output
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids [N], their counts in the output [N], whether the repetition penalty sees them [N])."""
+        """(ids [N], their counts in the output [N], whether the repetition penalty applies to them [N])."""
         n = len(self._slots)
         counts = self._counts[:n]
         seen = (counts > 0) | (np.arange(n) < self._num_prompt_ids)

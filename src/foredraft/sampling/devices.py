@@ -1,4 +1,4 @@
-"""Numbers on their way to a device."""
+"""Copies numbers to a device."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def to_device(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """On the device, without waiting for what it has to do before: a copy out of ordinary memory would."""
+    """The numbers as a tensor on the device. A copy from pinned memory does not wait for earlier work of the device, as one from
+    pageable memory would."""
     here = torch.as_tensor(numbers, dtype=dtype)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

@@ -1,7 +1,7 @@
 """Shared noise: a pure function of (seed, child, position, token id).
 
-A counter-based hash (the splitmix64 finaliser, Steele, Lea and Flood 2014) in place of a generator: any id's noise can
-be had alone, so it is evaluated on kept ids only, and target and draft hear the same noise without sharing a state.
+It uses a counter-based hash (the splitmix64 finaliser, Steele, Lea and Flood 2014) instead of a generator: the noise of each id can
+be computed alone, so only kept ids need it, and target and draft model get the same noise without sharing a state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _mix(z: int) -> int:
 
 
 def stream_keys(seed: int, child: int, position: int, count: int) -> list[int]:
-    """The 64-bit keys of `count` draws, from this position on. The noise of token `id` is hash(key + id * gamma)."""
+    """The 64-bit keys of `count` draws from this position on. The noise of token `id` is hash(key + id * gamma)."""
     key = _mix(_mix(seed + _GAMMA) + (child + 1) * _GAMMA)
     return [_signed(_mix(key + (place + 1) * _GAMMA)) for place in range(position, position + count)]
 
@@ -42,22 +42,23 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 
 
 def exponentials(keys: Sequence[int] | Tensor, ids: Tensor) -> Tensor:
-    """Exp(1) noise for each id under its row's key, float64. keys: R of them, int64 where the ids are; ids: [R, W] or [W] -> [R, W].
+    """Exp(1) noise for each id under its row's key, in float64. keys: R numbers, or int64 on the device of ids; ids: [R, W] or [W]
+    -> [R, W]
 
-    `argmax(p / E)` draws from p, and equals `argmax(log p + Gumbel)` with one logarithm in place of three.
+    `argmax(p / E)` draws from p, and equals `argmax(log p + Gumbel)` with one logarithm instead of three.
     """
     own = keys if isinstance(keys, Tensor) else to_device(keys, ids.device, torch.int64)
     z = own[:, None] + ids * _signed(_GAMMA)
     z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)
     z = z ^ _shifted(z, 31)
-    # 52 bits and a half step: never 0, never 1, exact in float64
+    # 52 bits plus half a step: never 0, never 1, exact in float64
     uniform = (_shifted(z, 12).to(torch.float64) + 0.5) * 2.0**-52
     return -torch.log(uniform)
 
 
 def shared_scores(probs: Tensor, keys: Sequence[int] | Tensor, ids: Tensor | None = None) -> Tensor:
-    """The largest of a row is its draw. probs: [R, W], of ids [R, W] (None: of 0 .. W - 1); keys: R -> [R, W] float64"""
+    """Scores whose argmax in each row is a draw. probs: [R, W], of ids [R, W] (None: of 0 .. W - 1); keys: R -> [R, W] float64"""
     if ids is None:
         ids = torch.arange(probs.shape[1], device=probs.device)
     return probs.to(torch.float64) / exponentials(keys, ids)

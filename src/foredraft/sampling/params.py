@@ -1,4 +1,4 @@
-"""What a request asks for."""
+"""The sampling parameters of a request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NUMBERS: dict[str, tuple[type | UnionType, bool]] = {
     "presence_penalty": (int | float, False),
     "frequency_penalty": (int | float, False),
 }
-"""Field -> its type, and whether None is a value."""
+"""Field -> its type, and whether None is allowed."""
 MOST_INT = 2**63 - 1
 """The largest number that a count, an id or a length may be: what an int64 holds."""
 MOST_SEED, LEAST_SEED = 2**64 - 1, -(2**63)
@@ -46,7 +46,7 @@ MOST_TEMPERATURE = 1e4
 LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 1e-3, 1e3
 MOST_BIAS = 1e4
 LEAST_TOP_P = 1e-30
-"""What is smaller keeps the likeliest id alone as well, and float32 would make it 0."""
+"""A smaller value also keeps only the most likely id, but could become 0 in float32."""
 MOST_TOP_K = 2**31 - 1
 """No vocabulary is larger: a larger top_k keeps every id."""
 
@@ -69,35 +69,35 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
     "logprobs": (0, MOST_INT, "from 0 to 2^63 - 1"),
     "prompt_logprobs": (0, MOST_INT, "from 0 to 2^63 - 1"),
 }
-"""Field -> the smallest and the largest value, and both in words. None is always left to the types."""
+"""Field -> the smallest and the largest value, and both in words. None is handled by the type check."""
 _NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample one request; names, defaults and order of application as in vLLM.
+    """How to sample one request. Names, defaults and order of application are those of vLLM.
 
     temperature, top_p, top_k, min_p, repetition_penalty: None takes the checkpoint's generation_config, else the
         neutral value. Temperature 0 is greedy. top_k 0 (or -1, or more than the vocabulary holds) and top_p 1 keep
         everything.
-    max_tokens: None runs to the end of the context. 0 writes nothing: the prompt is read, for its prompt_logprobs or for
-        requests that begin like it.
-    stop: strings that end the text; checked once min_tokens were written. stop_token_ids: the same for ids.
+    max_tokens: None runs to the end of the context. 0 generates nothing but reads the prompt, for its prompt_logprobs or for the
+        prefix cache.
+    stop: strings that end the text; checked once min_tokens were generated. stop_token_ids: the same for ids.
     bad_words: strings whose last token is masked where it would complete them.
-    allowed_token_ids: no other id may come; None: any. An end-of-sequence id ends the text only if it is among them.
-    seed: the text then depends on model, prompt, parameters and seed alone (verification "coupled").
-    n: that many texts from one prompt.
-    logprobs, prompt_logprobs: how many of the target's most likely tokens to report beside the one at hand, from
-        the raw distribution; 0 reports that one alone.
+    allowed_token_ids: the only ids that may be generated; None: any. An end-of-sequence id ends the text only if it is among them.
+    seed: makes the text depend on model, prompt, parameters and seed alone (verification "coupled").
+    n: how many texts to generate for the prompt.
+    logprobs, prompt_logprobs: how many of the target's most likely tokens to report for each token besides that token itself, from
+        the raw distribution; 0 reports only the token itself.
     logits_processors: pure callables (prefix ids, logits [V]) -> logits [V].
-    structured_outputs: the form that the text must have; it ends when that is complete, so neither ignore_eos nor
-        min_tokens goes with it. Where max_tokens or a stop string ends it before, it has that form only so far.
-    speculative_tokens: at most this many draft tokens per step; None takes the engine's, 0 is plain decoding, "auto" is
-        as many as pay.
+    structured_outputs: the form that the text must have. The text ends when the form is complete, so it cannot be combined with
+        ignore_eos or min_tokens. If max_tokens or a stop string ends the text earlier, the form is incomplete.
+    speculative_tokens: the most draft tokens per step; None takes the engine's, 0 is plain decoding, "auto" drafts as long as that
+        is faster.
     verification: "block" (arXiv:2403.10444), "rejection" (arXiv:2211.17192), "coupled", or the name of a rule that was given
-        to the LLM (verification_rules); None chooses "coupled" when there is a seed and "block" otherwise. All agree at
+        to the LLM (verification_rules); None chooses "coupled" if there is a seed, otherwise "block". All agree at
         temperature 0.
-    prefix_caching: whether the request may use keys and values that were read for others, and leave its own to them.
+    prefix_caching: whether the request may use cached keys and values of others, and leave its own to them.
 
     Raises ForedraftError (a ValueError) for a value that cannot be honoured.
     """
@@ -152,11 +152,11 @@ class SamplingParams:
 
     @property
     def verifier(self) -> str:
-        """The name of the verification rule this request runs under."""
+        """The name of the verification rule for this request."""
         return self.verification or ("coupled" if self.seed is not None else "block")
 
     def resolve(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """The same with every None that `defaults` (a checkpoint's generation_config) or neutrality can fill."""
+        """The same parameters with None replaced by the value in `defaults` (a checkpoint's generation_config), else by a neutral one."""
         fill = {}
         for name in _CHECKPOINT_FIELDS:
             if getattr(self, name) is None:
@@ -238,7 +238,7 @@ def _is_draft_len(value: object) -> bool:
 
 
 def _is_id(value: object) -> bool:
-    """Whether it may be a token id, or a count; the vocabulary's size is the engine's to compare with."""
+    """Whether it may be a token id, or a count. The engine compares it with the vocabulary's size."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_INT
 
 

@@ -1,4 +1,4 @@
-"""Results whose numbers a device has yet to hand over."""
+"""Results that wait for numbers from a device."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Pending(Generic[T]):
         self._finish = finish
 
     def resolve(self) -> T:
-        """Wait for the device, once, and give the result."""
+        """Wait for the device, once, and return the result."""
         return self._finish(_on_host(self._tensors))
 
     def then(self, convert: Callable[[T], R]) -> Pending[R]:
-        """What `convert` makes of the result."""
+        """The pending result that `convert` makes of this one."""
         return Pending(self._tensors, lambda host: convert(self._finish(host)))
 
     @staticmethod
     def of(result: T) -> Pending[T]:
-        """A result that is known already."""
+        """A pending result that is known already."""
         return Pending([], lambda host: result)
 
     @staticmethod
     def joined(parts: Sequence[Pending[T]]) -> Pending[list[T]]:
-        """All of these results, for one wait together."""
+        """All of these results as one, which waits for the device only once."""
         tensors = [tensor for part in parts for tensor in part._tensors]
 
         def finish(copies: Sequence[Tensor]) -> list[T]:

@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config says about ids, whatever a request asks for."""
+"""The rules in a checkpoint's generation_config about token ids, which apply to every request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _NOT_HONOURED: Mapping[str, Any] = {
     "min_new_tokens": 0,
     "return_timestamps": False,
 }
-"""Settings that change a text and that nothing here does, with the value that changes nothing."""
+"""Settings that would change a text but are not supported, with their neutral values."""
 
 
 class CheckpointRules(NamedTuple):
-    """bad_words: sequences of ids whose last one is masked where it would complete them; an id that never comes is a sequence of
-    one. not_first: ids that no text begins with. last_ids: one of them is the last that max_tokens allow; (): any is."""
+    """bad_words: sequences of ids whose last id is masked where it would complete them; a sequence of one id suppresses that id
+    everywhere. not_first: ids that are masked at the start of a text. last_ids: the ids allowed as the last token under max_tokens;
+    (): any."""
 
     bad_words: tuple[tuple[int, ...], ...] = ()
     not_first: tuple[int, ...] = ()
@@ -26,7 +27,7 @@ class CheckpointRules(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> CheckpointRules:
-        """config: what a generation_config sets. As transformers does, a bad word that is an end-of-sequence id alone is let."""
+        """config: the values of a generation_config. As in transformers, a bad word that is just an end-of-sequence id is ignored."""
         end_ids = _ids(config.get("eos_token_id"))
         words = [tuple(word) for word in config.get("bad_words_ids") or () if word]
         words = [word for word in words if not (len(word) == 1 and word[0] in end_ids)]
@@ -38,7 +39,7 @@ class CheckpointRules(NamedTuple):
         )
 
     def within(self, vocab_size: int) -> CheckpointRules:
-        """Without ids that a pruned checkpoint does not have."""
+        """The rules without ids that a pruned checkpoint does not have."""
         words = tuple(word for word in self.bad_words if max(word) < vocab_size)
         first, last = (tuple(i for i in ids if i < vocab_size) for ids in (self.not_first, self.last_ids))
         return CheckpointRules(words, first, last)
@@ -48,7 +49,7 @@ NO_CHECKPOINT_RULES = CheckpointRules()
 
 
 def not_honoured(config: Mapping[str, Any]) -> list[str]:
-    """What a generation_config asks for and does not get, as name=value."""
+    """The settings of a generation_config that are not honoured, as name=value."""
     asked = ((name, config.get(name)) for name in _NOT_HONOURED)
     return [f"{name}={value}" for name, value in asked if value is not None and value != _NOT_HONOURED[name]]
 

@@ -1,4 +1,4 @@
-"""From logits to tokens for a batch of rows, each with its own request's parameters."""
+"""Chooses tokens from logits for a batch of rows, each with its own request's parameters."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NOT_A_DISTRIBUTION = "the model gave NaN logits: its weights or its dtype are un
 
 
 class Sampler:
-    """Chooses one text's tokens: its parameters, its token counts, its noise.
+    """The parameters, token counts and noise that choose one text's tokens.
 
-    spec: the part that is data. params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty).
-    prompt: prompt ids. end_ids: ids masked until min_tokens were written. bad_words: their token sequences.
-    rules: those of the checkpoint. child: which of the n texts of its request. generator: the noise of unseeded draws. constraint:
-    what the text may go on with; None: anything.
+    spec: the part of it that is plain data. params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty).
+    prompt: prompt ids. end_ids: ids masked until min_tokens were generated. bad_words: their token sequences.
+    rules: those of the checkpoint. child: the index of this text among the n of its request. generator: for the noise of unseeded
+    draws. constraint: how the text may continue; None: in any way.
 
-    Raises ForedraftError for structured_outputs without the constraint that they come to.
+    Raises ForedraftError for structured_outputs without a constraint made from them.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Sampler:
         self._counts = TokenCounts(prompt) if _has_penalties(params) else None
 
     def fresh(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Sampler:
-        """A new sampler of the same request, that has seen nothing of its text. params: instead of its own."""
+        """A new sampler for the same request, with no state from its text. params: replace its own."""
         return Sampler(
             params or self.params,
             prompt,
@@ -83,7 +83,7 @@ class Sampler:
 
     @property
     def coupled_spec(self) -> SamplingSpec:
-        """spec, but with coupled noise in place of fresh noise, under a seed that nobody else knows."""
+        """spec, but with coupled noise instead of fresh noise, under a random seed of its own."""
         if not self.spec.draws:
             return self.spec
         if self._coupled_spec is None:
@@ -97,7 +97,7 @@ class Sampler:
 
     @property
     def is_coupled(self) -> bool:
-        """Whether target and draft draw with the same noise, so that a draft id is certain given the history."""
+        """Whether target and drafter draw with the same noise, so that a draft id is certain given the history."""
         return self.spec.is_coupled
 
     @property
@@ -107,12 +107,12 @@ class Sampler:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether logits change before the temperature."""
+        """Whether logits are changed before the temperature is applied."""
         return self.has_logits_processors or self.constraint is not None
 
     @property
     def has_logits_processors(self) -> bool:
-        """Whether they change by more than a constraint, which leaves each of them or takes it away."""
+        """Whether logits are changed by more than a constraint, which only masks some."""
         p = self.params
         return bool(
             self._counts
@@ -126,8 +126,8 @@ class Sampler:
         )
 
     def warp(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
-        """Penalties, user processors, logit bias, bad words and masks, but not the constraint, for the row after history +
-        drafted. logits: [V], written to -> [V]. Raises RowError where a processor fails."""
+        """Apply penalties, user processors, logit bias, bad words and masks, but not the constraint, to the row after history +
+        drafted. logits: [V], written to -> [V]. Raises RowError if a processor fails."""
         logits = self._penalised(logits, history, drafted)
         if self.params.logits_processors:
             logits = self._processed(logits, [*history, *drafted])
@@ -145,7 +145,7 @@ class Sampler:
         return self._by_rules(logits, num_output)
 
     def _by_rules(self, logits: Tensor, num_output: int) -> Tensor:
-        """logits: [V], written to, of the token behind so many. -> [V]"""
+        """Apply the checkpoint's rules to the token after num_output ones. logits: [V], written to -> [V]"""
         rules = self.rules
         if rules.not_first and num_output == 0:
             logits.index_fill_(0, to_device(rules.not_first, logits.device, torch.int64), -torch.inf)
@@ -155,22 +155,22 @@ class Sampler:
         return logits
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
-        """How many draft tokens stand before the first that the constraint refuses. 0 where it
-        raises: the row that depends on it fails with that error."""
+        """The number of draft tokens before the first that the constraint forbids. 0 if it raises: the row that depends on it then
+        fails with that error."""
         try:
             return len(drafted) if self.constraint is None else self.constraint.num_allowed(history, drafted)
         except Exception:
             return 0
 
     def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
-        """The ids that follow history + drafted because the constraint leaves no other."""
+        """The ids that must follow history + drafted because the constraint allows no others."""
         try:
             return [] if self.constraint is None else self.constraint.forced(history, drafted, at_most)
         except Exception:  # no draft token is worth an error: see num_allowed
             return []
 
     def mask(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
-        """Which ids the constraint allows after history + drafted. Raises RowError where it cannot say."""
+        """The ids that the constraint allows after history + drafted. Raises RowError if it cannot decide."""
         assert self.constraint is not None
         try:
             return self.constraint.allowed(history, drafted)
@@ -204,12 +204,12 @@ class Sampler:
 
 
 class RowError(Exception):
-    """One row has no distribution. Its message is what the request would end with."""
+    """One row has no distribution. Its message is the error that the request would end with."""
 
 
 class Row(NamedTuple):
-    """One row of logits: the distribution after history + drafted, for this sampler. is_coupled: the row of a tree, whose token is
-    drawn with noise that its drafter has too, also where the request has no seed."""
+    """One row of logits: the distribution after history + drafted, for this sampler. is_coupled: a row of a tree, whose token is drawn
+    with the same noise as in the drafter, even if the request has no seed."""
 
     sampler: Sampler
     history: Sequence[int]
@@ -222,25 +222,25 @@ class Row(NamedTuple):
 
     @property
     def position(self) -> int:
-        """The place in the output of the token that this row decides, from 0."""
+        """The position in the output of the token that this row decides, from 0."""
         return len(self.history) + len(self.drafted) - self.sampler.prompt_len
 
     @property
     def noise_key(self) -> int:
-        """Of its own token's coupled noise."""
+        """The key of this token's coupled noise."""
         return self.spec.noise_keys(self.position, 1)[0]
 
 
 Failures: TypeAlias = Mapping[int, str]
-"""Rows in which something went wrong -> what. Whether it matters is decided by the caller: plain decoding would never have
-seen a row that follows a rejected draft token."""
+"""Failed rows -> what went wrong. The caller decides whether it matters: plain decoding would never have reached a row that follows a
+rejected draft token."""
 
 NO_FAILURES: Failures = MappingProxyType({})
 
 
 class AdjustedLogits(NamedTuple):
-    """logits: [R, V], before the temperature. failed: rows without a distribution; what their logits hold means nothing, but
-    can be sampled from."""
+    """logits: [R, V], before the temperature. failed: rows without a distribution; their logits are meaningless, but can be sampled
+    from."""
 
     logits: Tensor
     failed: Failures = NO_FAILURES
@@ -249,8 +249,8 @@ class AdjustedLogits(NamedTuple):
 class Choice(NamedTuple):
     """One token for each of R rows, on the CPU.
 
-    ids: [R] int64; a failed row's is a valid id that means nothing. margins: [R], by how much `log p + noise` of the chosen id
-    beats the next (greedy and seeded rows; infinite elsewhere), or None where they were not asked for.
+    ids: [R] int64; for a failed row, a valid but meaningless id. margins: [R], by how much `log p + noise` of the chosen id exceeds
+    the second best (in greedy and seeded rows; infinite in others), or None if not requested.
     """
 
     ids: Tensor
@@ -259,8 +259,8 @@ class Choice(NamedTuple):
 
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> AdjustedLogits:
-    """Penalties, user processors, logit bias, bad words and masks, for each row; in at least float32 where more than a mask
-    changes any of them. logits: [R, V], not written to"""
+    """Apply penalties, user processors, logit bias, bad words and masks to each row. The result is in float32 or wider if any row is
+    changed by more than a mask. logits: [R, V], not written to"""
     touched = [r for r, row in enumerate(rows) if row.sampler.changes_logits]
     if not touched:
         return AdjustedLogits(logits)
@@ -288,17 +288,17 @@ def _adjust(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Fail
     is_empty = select(logits, touched).amax(-1).isneginf().tolist()
     for r in [r for r, empty in zip(touched, is_empty, strict=True) if empty]:
         failed.setdefault(r, "nothing is left to sample after bias, bad words and masks")
-        logits[r] = 0  # any distribution will do: the row has failed
+        logits[r] = 0  # any distribution will do, since the row has failed
     return failed
 
 
 def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Choice:
-    """Each row's token, as the target (or a drafter) alone would write it. logits: [R, V]"""
+    """Choose each row's token as the target (or a drafter) alone would. logits: [R, V]"""
     return pending_choice(logits, rows, margins=margins).resolve()
 
 
 def pending_choice(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Pending[Choice]:
-    """`choose`, without waiting for the device that the logits are on."""
+    """`choose`, but the result is copied from the device only when it is resolved."""
     logits, failed = adjusted(logits, rows)
     kernels = kernels_for(logits)
     if kernels is not None and not margins:
@@ -318,14 +318,14 @@ def pending_choice(logits: Tensor, rows: Sequence[Row], *, margins: bool = False
 
 
 def _choice_of(numbers: Tensor, failed: Failures) -> Choice:
-    """numbers: [1 or 2, R] on the CPU: ids, -1 where a row is no distribution, and the margins where they were asked for."""
+    """numbers: [1 or 2, R] on the CPU: ids, -1 where a row is not a distribution, and margins if requested."""
     ids, not_a_distribution = checked_ids(numbers[0].to(torch.int64))
     return Choice(ids, numbers[1] if len(numbers) > 1 else None, {**not_a_distribution, **failed})
 
 
 def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
-    """The tokens of rows of one kind: their ids, -1 where a row is no distribution, and the margins where they are asked for.
-    -> [1 or 2, R] float64, on the device of the logits"""
+    """The tokens of rows of one kind: ids, -1 where a row is not a distribution, and margins if requested. -> [1 or 2, R] float64, on
+    the device of the logits"""
     if rows[0].spec.is_greedy:
         ids, gap = _argmax(logits, margins)
     else:
@@ -336,7 +336,7 @@ def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
 
 
 def draw_specs(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[DrawSpec]:
-    """How each row's token is chosen, and those behind it: counts[r] tokens in all (None: one), each with its own noise."""
+    """How each row's token and the ones after it are chosen: counts[r] tokens in all (None: one), each with its own noise."""
     counts = counts or [1] * len(rows)
     num_drawn = sum(count for row, count in zip(rows, counts, strict=True) if row.spec.draws)
     uniforms: Iterator[float] = iter(())
@@ -350,9 +350,10 @@ def draw_specs(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list
 
 
 def choose_with(specs: Sequence[DrawSpec], step: int, logits: Tensor) -> tuple[list[int], dict[int, Tensor]]:
-    """One token a row, as the compiled kernels choose it, for other machines: the step-th of each spec. logits: [R, V]
+    """Choose one token for each row like the compiled kernels, for devices without them: token number `step` of each spec.
+    logits: [R, V]
 
-    -> R ids, -1 where a row is no distribution; and, of the rows that were drawn, the distributions [V]
+    -> R ids, -1 where a row is not a distribution; for each drawn row, its distribution [V]
     """
     groups: dict[tuple[bool, tuple[int, float, float] | None] | None, list[int]] = {}
     for r, spec in enumerate(specs):
@@ -374,13 +375,13 @@ def choose_with(specs: Sequence[DrawSpec], step: int, logits: Tensor) -> tuple[l
             keys = [spec.keys[step] for spec in group_specs]
             columns = shared_scores(token_probs.probs, keys, token_probs.ids).argmax(-1)
         parts.append(token_probs.checked_id_at(columns))
-    # in one copy: each waits for the device
+    # one copy for all, since each copy waits for the device
     ids = dict(zip((r for group in groups.values() for r in group), torch.cat(parts).tolist(), strict=True))
     return [ids[r] for r in range(len(specs))], dense
 
 
 def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
-    """The rows that sample, as groups of one kind of noise and one truncation: what `token_probs_of` and `pick` take."""
+    """The rows that sample, in groups with the same kind of noise and the same truncation, as `token_probs_of` and `pick` need them."""
     groups: dict[tuple[bool, tuple[int, float, float] | None], list[int]] = {}
     for r, row in enumerate(rows):
         if not row.spec.is_greedy:
@@ -389,12 +390,12 @@ def sampled_groups(rows: Sequence[Row]) -> list[list[int]]:
 
 
 def token_probs_of(logits: Tensor, rows: Sequence[Row]) -> TokenProbs:
-    """The probabilities of rows that sample under one truncation. logits: [R, V], adjusted"""
+    """The probabilities of rows that sample with the same truncation. logits: [R, V], adjusted"""
     return token_probs_under(logits, [row.spec.temperature for row in rows], rows[0].spec.truncation)
 
 
 def pick(token_probs: TokenProbs, rows: Sequence[Row], *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Draw each row's token with the noise of its kind (one kind per call). -> ids [R], -1 where a row is no distribution (see
+    """Draw each row's token with its kind of noise (one kind per call). -> ids [R], -1 where a row is not a distribution (see
     `checked_ids`); margins [R] or None"""
     gap = None
     if rows[0].spec.is_coupled:
@@ -410,12 +411,12 @@ def pick(token_probs: TokenProbs, rows: Sequence[Row], *, margins: bool = False)
 
 
 def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -> Tensor:
-    """[count] float64 in [0, 1)"""
+    """Uniform numbers, [count] float64 in [0, 1)."""
     return to_device(torch.rand(count, generator=generator, dtype=torch.float64), device, torch.float64)
 
 
 def checked_ids(ids: Tensor) -> tuple[Tensor, Failures]:
-    """What `pick` gave, on the CPU, with a valid id in the place of each -1, and the rows where one stood. ids: [R]"""
+    """The ids of `pick` on the CPU, with each -1 replaced by a valid id, and the rows that had a -1. ids: [R]"""
     ids = ids.cpu()
     if min(ids.tolist()) >= 0:
         return ids, NO_FAILURES
@@ -433,7 +434,7 @@ def _argmax(logits: Tensor, margins: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def select(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows, in ascending order; all of them without a copy."""
+    """The logits of some rows, in ascending order; without a copy if these are all rows."""
     return (
         logits if len(rows) == logits.shape[0] else logits.index_select(0, to_device(rows, logits.device, torch.int64))
     )
@@ -455,7 +456,7 @@ def _allowed_tensor(p: SamplingParams) -> Tensor | None:
 
 
 def _only(logits: Tensor, ids: Tensor) -> Tensor:
-    """No id but these may come. logits: [V], ids: [N] -> [V]"""
+    """Mask all ids but these. logits: [V], ids: [N] -> [V]"""
     return torch.full_like(logits, -torch.inf).index_copy_(0, ids, logits[ids])
 
 

@@ -1,7 +1,7 @@
-"""The likeliest tokens of a row under coupled noise: siblings of a tree.
+"""The best tokens of a row under coupled noise, for siblings of a tree.
 
-The target's own token is the argmax of log p plus noise. The k best of log q plus the same noise are likely to hold it, at any
-temperature; without noise they are the k likeliest.
+The target's own token is the argmax of log p plus noise. The k best tokens by log q plus the same noise are likely to contain it, at
+any temperature; without noise they are the k most likely tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from foredraft.sampling.search import top_rows
 
 
 def top_choices(logits: Tensor, rows: Sequence[Row], counts: Sequence[int]) -> list[list[int]]:
-    """logits: [R, V]. rows: greedy or coupled. counts: R, how many ids are wanted -> for each row that many, best first; fewer where
-    fewer are possible, none for a row without a distribution."""
+    """The best ids of each row. logits: [R, V]. rows: greedy or coupled. counts: R, how many ids are wanted -> for each row that many,
+    best first; fewer if fewer are possible, none for a row without a distribution"""
     logits, failed = adjusted(logits, rows)
     found: list[list[int]] = [[] for _ in rows]
     greedy = [r for r, row in enumerate(rows) if row.spec.is_greedy]
@@ -34,7 +34,7 @@ def top_choices(logits: Tensor, rows: Sequence[Row], counts: Sequence[int]) -> l
 
 
 def _scored(logits: Tensor, rows: Sequence[Row], count: int) -> tuple[Tensor, Tensor]:
-    """Of rows of one kind the best scores and their ids, best first -> [R, count], [R, count], fewer columns where there are fewer ids"""
+    """The best scores of rows of one kind and their ids, best first. -> [R, count], [R, count], or fewer columns if there are fewer ids"""
     if rows[0].spec.is_greedy:
         return top_rows(logits, min(count, logits.shape[1]))
     token_probs = token_probs_of(logits, rows)

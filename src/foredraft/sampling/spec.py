@@ -1,5 +1,4 @@
-"""How one text is sampled, as data: enough to choose its tokens from logits, here, in another process or under another
-engine."""
+"""How one text is sampled, as plain data: enough to choose its tokens from logits, here, in another process or in another engine."""
 
 from __future__ import annotations
 
@@ -13,19 +12,19 @@ from foredraft.sampling.params import SamplingParams
 
 
 class Noise(Enum):
-    """What decides between the tokens that are possible."""
+    """The kind of noise that tokens are drawn with."""
 
     NONE = "none"
-    """Greedy: the likeliest token."""
+    """Greedy: the most likely token."""
     INDEPENDENT = "independent"
-    """Fresh uniform numbers: target and draft draw independently."""
+    """Fresh uniform numbers: target and drafter draw independently."""
     COUPLED = "coupled"
-    """Gumbel noise, a function of (seed, child, position, token id): target and draft draw with the same."""
+    """Gumbel noise, a function of (seed, child, position, token id): target and drafter draw with the same noise."""
 
 
 class SamplingSpec(NamedTuple):
-    """temperature: above 0, unless there is no noise. truncation: (top_k, top_p, min_p), or None where every id is kept.
-    child: which of the n texts of its request. seed, child: of coupled noise."""
+    """temperature: above 0, unless there is no noise. truncation: (top_k, top_p, min_p), or None if every id is kept.
+    seed, child: for coupled noise. child: the index of this text among the n of its request."""
 
     temperature: float = 1.0
     truncation: tuple[int, float, float] | None = None
@@ -52,7 +51,7 @@ class SamplingSpec(NamedTuple):
 
     @property
     def is_coupled(self) -> bool:
-        """Whether target and draft draw with the same noise, so that a draft id is certain given the history."""
+        """Whether target and drafter draw with the same noise, so that a draft id is certain given the history."""
         return self.noise is Noise.COUPLED
 
     @property
@@ -61,12 +60,12 @@ class SamplingSpec(NamedTuple):
         return self.noise is Noise.INDEPENDENT
 
     def noise_keys(self, position: int, count: int) -> list[int]:
-        """The keys of `count` tokens, from this place in the output on."""
+        """The noise keys of `count` tokens from this position in the output on."""
         return stream_keys(self.seed, self.child, position, count)
 
     def draw_spec(self, position: int, count: int = 1, uniforms: Sequence[float] = ()) -> DrawSpec:
-        """How `count` tokens are chosen, from this place in the output on (see `choose_with`). uniforms: `count` of them,
-        in [0, 1), where tokens are drawn."""
+        """How `count` tokens are chosen from this position in the output on (see `choose_with`). uniforms: `count` numbers in [0, 1), if
+        tokens are drawn with fresh noise."""
         if self.is_greedy:
             return DrawSpec()
         if self.is_coupled:

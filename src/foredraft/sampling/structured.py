@@ -1,4 +1,4 @@
-"""What a text may look like, as a request says it."""
+"""The form of a text, as a request specifies it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from foredraft.errors import ForedraftError
 
 FIELD = "structured_outputs"
 MAX_BYTES = 2**19
-"""Of what says the form: half a mebibyte compiles in a second or so, if it compiles at all."""
+"""The largest specification of a form: half a mebibyte compiles in about a second, if it compiles at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """The form that a text must have; exactly one of these. Names as in vLLM.
+    """The form that a text must have: exactly one of these fields. Names are those of vLLM.
 
-    json: a JSON schema, as a dict or as JSON text. json_object: any JSON object. regex: the whole text matches it.
-    choice: the text is one of these strings. grammar: a context-free grammar in Lark's form, as llguidance reads it.
+    json: a JSON schema, as a dict or as JSON text. json_object: any JSON object. regex: must match the whole text.
+    choice: the text is one of these strings. grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
 
-    Raises ForedraftError that names the field. What only the grammar's compiler can refuse (a schema that nothing satisfies, a
-    regular expression without end) is refused where the request is taken, before anything runs.
+    Raises ForedraftError with the name of the field. Errors that only the grammar's compiler can find (a schema that nothing
+    satisfies, a regular expression without end) are raised when the request is submitted, before anything runs.
     """
 
     json: Mapping[str, Any] | str | None = None
@@ -58,7 +58,7 @@ class StructuredOutputs:
 
     @property
     def schema(self) -> str:
-        """The JSON schema as JSON text; that of any object, where that is asked for."""
+        """The JSON schema as JSON text; for json_object, that of any object."""
         if self.json_object:
             return '{"type": "object"}'
         return self.json if isinstance(self.json, str) else json_text.dumps(self.json)

@@ -1,11 +1,11 @@
-"""Logits to probabilities: temperature, min-p, top-k and top-p, in that order, on the ids that are kept.
+"""Turns logits into probabilities: temperature, min-p, top-k and top-p, in that order, stored for the kept ids.
 
-Which ids are kept is one rule, here and in the compiled kernels (`kept_law` in kernels.cpp): ids are ordered by their logit, of
-equal logits the lower id first. At the border of top-k equal logits all stay; at that of top-p the lower ids do; min-p compares
-probabilities, so equal logits stay or go together.
+The compiled kernels (`kept_law` in kernels.cpp) keep the same ids: these are ordered by logit, equal logits by id. Logits equal to
+the last of top-k are all kept; of logits equal to the last of top-p, only the lower ids are kept; min-p compares probabilities, so
+equal logits are kept or dropped together.
 
 Nothing here depends on which rows share a batch: normalisers come from per-row kernels (softmax, cumsum), never from a
-reduction that may be split over threads, and a row widens its search alone.
+reduction that may be split over threads, and each row widens its search alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from foredraft.sampling.devices import to_device
 from foredraft.sampling.search import kernels_for, top_rows
 
 _FIRST_WIDTH, _FIRST_DEVICE_WIDTH = 64, 1024
-"""A processor looks for few first; a device is done with many sooner than it could be asked twice."""
+"""The ids to search first. A CPU starts with few; for a GPU, searching many at once is faster than a second try."""
 _WIDEN = 8
 REACHED = 1 - 1e-6
-"""Of top_p: with so much the mass counts as reached, so that rounding does not keep one id more where equal logits meet top_p
+"""The share of top_p at which its mass counts as reached, so that rounding does not keep one id too many if equal logits reach top_p
 exactly (three of ten at 0.3)."""
 _CHUNK, _DEVICE_CHUNK = 1 << 20, 1 << 26
 
@@ -32,7 +32,7 @@ _CHUNK, _DEVICE_CHUNK = 1 << 20, 1 << 26
 class TokenProbs:
     """R distributions. probs: [R, W]; probs[r, w] belongs to ids[r, w], or to id w where ids is None (W = V).
 
-    A row that keeps fewer than W ids is filled up with probability 0.
+    A row that keeps fewer than W ids is padded with probability 0.
     """
 
     probs: Tensor
@@ -48,7 +48,7 @@ class TokenProbs:
         return TokenProbs(self.probs[row:], None if self.ids is None else self.ids[row:])
 
     def dense(self, vocab_size: int) -> Tensor:
-        """[R, V]"""
+        """The distributions over the whole vocabulary, [R, V]."""
         if self.ids is None:
             return self.probs
         out = self.probs.new_zeros(self.probs.shape[0], vocab_size)
@@ -58,7 +58,7 @@ class TokenProbs:
         """The probabilities of some ids under some of these distributions. rows: [...], columns: [..., C] ids -> [..., C]"""
         if self.ids is None:
             return self.probs[rows[..., None], columns]
-        # what fills a row up must not be taken for the id 0
+        # padding must not be taken for id 0
         known, order = torch.where(self.probs > 0, self.ids, -1).sort(dim=-1)
         places = torch.searchsorted(known[rows], columns.contiguous()).clamp(max=known.shape[1] - 1)
         places = order[rows].gather(-1, places)
@@ -66,16 +66,16 @@ class TokenProbs:
         return torch.where(self.ids[rows].gather(-1, places) == columns, probs, 0)
 
     def id_at(self, columns: Tensor) -> Tensor:
-        """Column per row -> id per row. [R] -> [R]"""
+        """The id at one column of each row. [R] -> [R]"""
         return columns if self.ids is None else self.ids.gather(1, columns[:, None])[:, 0]
 
     def checked_id_at(self, columns: Tensor) -> Tensor:
-        """The same, -1 where a row is no distribution (NaN)."""
+        """The same, but -1 where a row is not a distribution (NaN)."""
         return torch.where(self.probs[:, 0].isnan(), -1, self.id_at(columns))
 
 
 def joined(parts: Sequence[TokenProbs]) -> TokenProbs:
-    """All rows, part after part; on few ids where any part is."""
+    """The rows of all parts in order; with ids if any part has them."""
     if len(parts) == 1:
         return parts[0]
     if all(part.ids is None for part in parts):
@@ -91,7 +91,7 @@ def joined(parts: Sequence[TokenProbs]) -> TokenProbs:
 
 
 def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """softmax(logits / T), in float32 at least. logits: [R, V]; temperatures: [R], above 0 -> [R, V]"""
+    """softmax(logits / T), at least in float32. logits: [R, V]; temperatures: [R], above 0 -> [R, V]"""
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     return torch.softmax(logits / temperatures.to(logits.dtype)[:, None], dim=-1)
@@ -100,7 +100,7 @@ def tempered(logits: Tensor, temperatures: Tensor) -> Tensor:
 def token_probs_under(
     logits: Tensor, temperatures: Sequence[float], truncation: tuple[int, float, float] | None
 ) -> TokenProbs:
-    """softmax(logits / T), truncated to (top_k, top_p, min_p) where they are given. logits: [R, V], temperatures: R"""
+    """softmax(logits / T), truncated by (top_k, top_p, min_p) unless that is None. logits: [R, V], temperatures: R"""
     each = to_device(temperatures, logits.device, torch.float64)
     if truncation is None:
         return TokenProbs(tempered(logits, each))
@@ -109,10 +109,10 @@ def token_probs_under(
 
 
 def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float, min_p: float) -> TokenProbs:
-    """softmax(logits / T), truncated: ids with at least min_p of the top probability are kept, of those the top_k (equal
-    logits at the border all stay), of those the fewest that hold top_p of the rest's mass; renormalised.
+    """softmax(logits / T), truncated and renormalised: of the ids with at least min_p times the top probability, keep the top_k (and all
+    logits equal to the last of them), and of those the fewest whose mass is at least top_p of the mass that is left.
 
-    logits: [R, V], temperatures: [R] -> R distributions over W kept ids, most likely first, of equals the lower id first
+    logits: [R, V], temperatures: [R] -> R distributions over W kept ids, most likely first, equal ones by id
     """
     kernels = kernels_for(logits)
     if kernels is not None:
@@ -120,7 +120,7 @@ def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float,
     num_rows, vocab_size = logits.shape
     width = min(vocab_size, max(top_k + 16, _FIRST_WIDTH if logits.device.type == "cpu" else _FIRST_DEVICE_WIDTH))
     probs, ids, is_done, needed = _tried(logits, temperatures, width, (top_k, top_p, min_p))
-    # in one copy: each waits for the device
+    # one copy for both, since each copy waits for the device
     *done, most = torch.cat([is_done.to(torch.int64), needed]).tolist()
     if all(done):
         return TokenProbs(probs[:, :most], ids[:, :most])
@@ -137,8 +137,8 @@ def truncated(logits: Tensor, temperatures: Tensor, *, top_k: int, top_p: float,
 def _tried(
     logits: Tensor, temperatures: Tensor, width: int, truncation: tuple[int, float, float]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The distribution over what is kept of the `width` likeliest ids: probabilities and ids [R, width], whether nothing beyond could be kept
-    [R], and how many columns any row needs [1]. A sum is over the whole width: over fewer a device might take another."""
+    """Truncate to the `width` most likely ids: probabilities and ids [R, width], whether no id beyond those could be kept [R], and how
+    many columns the longest row needs [1]. Sums are over the whole width: over fewer columns a device might add in another order."""
     probs, values, ids = _top(logits, temperatures, width)
     keep, complete = _kept(probs, values, *truncation)
     is_done = complete if width < logits.shape[1] else torch.ones_like(complete)
@@ -147,9 +147,9 @@ def _tried(
 
 
 def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `width` largest logits of each row, largest first: their probabilities under softmax(logits / T), themselves, and
-    their ids; a few rows at a time in the same memory: over a large vocabulary a batch of dense distributions would leave a processor's
-    caches, and cost more in fresh memory than in arithmetic. -> [R, width] each"""
+    """The `width` largest logits of each row, in descending order: their probabilities under softmax(logits / T), the logits, and their
+    ids, [R, width] each. A few rows at a time reuse the same memory: with a large vocabulary, a batch of dense distributions would not
+    fit into a CPU's caches, and would cost more in fresh memory than in arithmetic."""
     num_rows, vocab_size = logits.shape
     size = min(num_rows, max(1, (_CHUNK if logits.device.type == "cpu" else _DEVICE_CHUNK) // vocab_size))
     dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
@@ -168,13 +168,13 @@ def _top(logits: Tensor, temperatures: Tensor, width: int) -> tuple[Tensor, Tens
 
 
 def _kept(top: Tensor, values: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:
-    """top, values: probabilities and logits, [R, W] descending -> (which are kept [R, W], whether nothing beyond W could be
-    kept [R])."""
+    """top, values: probabilities and logits, [R, W] descending -> (which are kept [R, W], whether no id beyond these W could be kept
+    [R])"""
     keep = torch.ones_like(top, dtype=torch.bool)
     complete = torch.zeros_like(top[:, 0], dtype=torch.bool)
     bounds = [(top, min_p * top[:, 0])] if min_p > 0 else []
     if 0 < top_k <= top.shape[1]:
-        # masked ids never stay
+        # masked ids are never kept
         bounds.append((values, values[:, top_k - 1].clamp(min=torch.finfo(values.dtype).min)))
     for of, bound in bounds:
         keep &= of >= bound[:, None]
@@ -182,12 +182,12 @@ def _kept(top: Tensor, values: Tensor, top_k: int, top_p: float, min_p: float) -
     if top_p < 1:
         mass = torch.where(keep, top, 0).to(torch.float64)
         reached = mass.cumsum(-1)
-        # before min-p and top-k took anything the mass is 1; after them it is what they left
+        # without min-p and top-k the mass is 1; with them it is what they keep
         total = reached[:, -1:] if bounds else torch.ones_like(reached[:, -1:])
         keep &= reached - mass < REACHED * top_p * total
         if not bounds:
             complete |= reached[:, -1] >= REACHED * top_p
-    # NaN rows compare false everywhere: let them through, the draw reports them
+    # NaN rows compare false everywhere: let them pass, since the draw reports them
     return keep, complete | top[:, 0].isnan()
 
 
