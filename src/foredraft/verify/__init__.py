@@ -206,8 +206,8 @@ def _weigh(
     batch: list[int],
     rules: Mapping[str, Rule],
 ) -> Pending[_Outcomes]:
-    """Verify sequences of one rule and one truncation by weighing p against q. Only truncation (to find the kept ids) and custom rules
-    (to check their result) wait for the device."""
+    """Verify sequences of one rule and one truncation by weighing p against q. Unless logits are adjusted or the rule is a custom one,
+    only truncation waits for the device, to find the ids it keeps."""
     part = _rows_of(batch, starts)
     part_rows = [rows[r] for r in part]
     selected, failed = adjusted(select(logits, part), part_rows)
