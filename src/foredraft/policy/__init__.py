@@ -1,4 +1,4 @@
-"""Which drafter to use for each sequence in a step, and for how many draft tokens."""
+"""Policies: decide which drafter to use for each sequence in a step, and how many tokens to draft."""
 
 from foredraft.policy.base import FAILED, MEMORY_SHORT, NO_DRAFTING, DraftBudget, FixedPolicy, Policy
 from foredraft.policy.controller import Controller

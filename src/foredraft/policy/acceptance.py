@@ -1,11 +1,11 @@
-"""Estimates how likely each draft token is to be accepted, by its position in the draft and by how the text went recently.
+"""Estimates the acceptance rate of each draft token, by its position in the draft and by the text's recent acceptance.
 
 The rate at position j is a share of the drafts whose tokens before j were all accepted: the share in which token j existed and
 was accepted too. A lookup that found nothing counts as a rejection, since its time was spent all the same.
 
-Counts are kept in buckets: a text is new, or was not drafted for a long time, or has some level of recent acceptance. A
-bucket's counts come from all texts of the process that were in it. So a forecast is calibrated by what followed it before:
-how soon a text that went badly goes well again is counted, not assumed.
+Counts are kept in buckets: a text is new, or was not drafted for a long time, or has some level of recent acceptance. A bucket's
+counts come from all texts of the process that were in it. So forecasts are calibrated by what happened to texts in the same state:
+how soon a text with low acceptance recovers is counted, not assumed.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from itertools import pairwise
 from foredraft.policy.decay import Decay
 
 NEW, STALE, _FIRST_LEVEL = 0, 1, 2
-"""Buckets of texts without a draft so far, and without one for a long time. The levels of recent acceptance follow."""
+"""The buckets of texts that were never drafted, or not for a long time. Those for levels of recent acceptance follow."""
 _LEVELS = (0.1, 0.35, 0.6, 0.85)
 _LEVEL_RATES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_LEVELS, 1.0)))
 NUM_BUCKETS = _FIRST_LEVEL + len(_LEVELS) + 1
 
 _INITIAL_RATE = 0.85
-"""Assumed of a drafter before anything was counted. It is optimistic: a drafter that is never tried is never measured, and a few
-drafts cost little."""
+"""The assumed acceptance rate of a drafter before anything was counted. It is optimistic: a drafter that is never tried is never
+measured, and a few drafts cost little."""
 _STALE_AFTER = 16
 _SCORE_RATE, _FIRST_SCORE_RATE = 0.3, 0.5
-"""The weight of the last draft in a text's score. The first draft, and the first after a long time, weigh more, but not all: in
-two of five texts that go well the first token is rejected."""
+"""The weight of the last draft in a text's score. The first draft, and the first after a long time, weigh more, but not fully: in
+two of five texts with high acceptance the first token is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What drafts of 0, 1, 2, ... tokens are expected to yield. num_tokens[g]: emitted tokens, the target's own included,
-    with a budget of g. num_rows[g]: draft tokens that will have to be verified."""
+    """The expected results of drafts of 0, 1, 2, ... tokens. num_tokens[g]: emitted tokens, the target's own included, with a budget
+    of g. num_rows[g]: draft tokens to verify."""
 
     num_tokens: list[float]
     num_rows: list[float]
@@ -43,8 +43,9 @@ class Forecast:
 
 @dataclass(slots=True)
 class AcceptanceHistory:
-    """One sequence under one drafter. score: the share of its evaluated draft tokens that were accepted, an exponential
-    average; None before the first draft. last_draft: the step of the last draft. num_read: tokens that the drafter has read."""
+    """The history of one sequence with one drafter. score: the share of its evaluated draft tokens that were accepted, as an
+    exponential average; None before the first draft. last_draft: the step of the last draft. num_read: tokens that the drafter has
+    read."""
 
     score: float | None = None
     last_draft: int = 0
@@ -58,7 +59,7 @@ class AcceptanceHistory:
         return _FIRST_LEVEL + bisect_right(_LEVELS, self.score)
 
     def record(self, num_accepted: int, num_evaluated: int, step: int, mean_rate: float) -> None:
-        """One draft. mean_rate: AcceptanceEstimator.mean_rate before it."""
+        """Count one draft. mean_rate: AcceptanceEstimator.mean_rate before it."""
         rate = num_accepted / num_evaluated
         before = mean_rate if self.score is None else self.score
         weight = _FIRST_SCORE_RATE if self.bucket(step) in (NEW, STALE) else _SCORE_RATE
@@ -68,8 +69,8 @@ class AcceptanceHistory:
 
 @dataclass(slots=True)
 class _Counts:
-    """Decaying counts by position in the draft. evaluated, accepted: drafts whose token there was evaluated, and accepted.
-    requested, drafted: drafts with exactly that budget, and with exactly that many tokens."""
+    """Decaying counts by position in the draft. evaluated, accepted: drafts whose token at this position was evaluated, and accepted.
+    requested, drafted: drafts whose budget, and whose tokens, end at this position."""
 
     evaluated: list[float]
     accepted: list[float]
@@ -95,22 +96,22 @@ class _Counts:
         self.forecast = None
 
     def rates(self, prior: Sequence[float]) -> list[float]:
-        """By position. prior: the rate of each position before anything was counted there."""
+        """The rates by position. prior: the rate of each position before anything was counted there."""
         return self.decay.shares(self.accepted, self.evaluated, prior)
 
     def chained_rates(self, first: float) -> list[float]:
-        """By position. The prior of the first position is `first`; that of any other is the rate of the one before it."""
+        """The rates by position. The prior of the first position is `first`; that of any other is the rate of the one before it."""
         rates: list[float] = []
         for accepted, evaluated in zip(self.accepted, self.evaluated, strict=True):
             rates.append(self.decay.share(accepted, evaluated, rates[-1] if rates else first))
         return rates
 
     def mean_rate(self, prior: float) -> float:
-        """Over all positions. prior: the rate before anything was counted."""
+        """The rate over all positions. prior: the rate before anything was counted."""
         return self.decay.share(sum(self.accepted), sum(self.evaluated), prior)
 
     def fill_rates(self, prior: list[float]) -> list[float]:
-        """For each position, the share of the budgets that reach it for which a draft had that many tokens."""
+        """For each position, of the drafts whose budget reaches it, the share that also had a token there."""
         shares, requested, drafted = list(prior), 0.0, 0.0
         for position in range(len(shares) - 1, -1, -1):
             requested += self.requested[position]
@@ -145,7 +146,8 @@ class AcceptanceEstimator:
         return counts.forecast
 
     def rates(self, bucket: int) -> list[float]:
-        """By position. A level gives the prior of its own bucket; the prior of the other two buckets is the rate over all texts."""
+        """The rates by position. The prior of a level's bucket is the middle of the level; that of the other two buckets is the rate over
+        all texts."""
         if bucket >= _FIRST_LEVEL:
             return self._buckets[bucket].chained_rates(_LEVEL_RATES[bucket - _FIRST_LEVEL])
         return self._buckets[bucket].rates(self._all.chained_rates(_INITIAL_RATE))

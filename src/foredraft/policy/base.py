@@ -1,4 +1,4 @@
-"""The interface between the engine and whatever decides how much to draft, and its simplest implementation."""
+"""The interface of policies, which decide how much to draft, and its simplest implementation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEMORY_SHORT, DOES_NOT_PAY, FAILED = "memory_short", "does_not_pay", "failed"
 
 
 class DraftBudget(NamedTuple):
-    """At most max_draft draft tokens from the drafter of this name; 0 is plain decoding. shape: of the draft where it shall be a
+    """At most max_draft draft tokens from the drafter of this name; 0 is plain decoding. shape: of the draft if it should be a
     tree."""
 
     drafter: str
@@ -27,7 +27,7 @@ NO_DRAFTING = DraftBudget("", 0)
 
 
 class Policy(Protocol):
-    """Decides before anything is drafted, and never from the values of draft tokens (that would bias the text)."""
+    """Decides before anything is drafted, and never depending on the values of draft tokens, which would bias the text."""
 
     @property
     def fallbacks(self) -> Counter[tuple[str, str]]:
@@ -35,7 +35,7 @@ class Policy(Protocol):
         ...
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
-        """Start a step of the running sequences. Waiting ones may join it later."""
+        """Start a step of the running sequences. Waiting ones may still join it."""
         ...
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
@@ -47,7 +47,7 @@ class Policy(Protocol):
         ...
 
     def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        """Use none of these drafters for num_steps steps, whatever their drafts would gain. They have dropped all state.
+        """Do not use these drafters for num_steps steps, whatever their drafts would gain. They have dropped all state.
 
         reason: MEMORY_SHORT, FAILED, or the name of a threshold. -> the drafters that were not cooling down already
         """
@@ -60,7 +60,7 @@ class Policy(Protocol):
 
 class FixedPolicy:
     """Drafts as many tokens as the request wants, from one drafter, but none that could never be emitted: the last token
-    of a text is always the target's own. shape: of the drafts of a drafter that grows trees."""
+    of a text is always the target's own. shape: of the drafts, for a drafter that grows trees."""
 
     def __init__(self, drafter: str, shape: TreeShape | None = None) -> None:
         self._drafter = drafter
@@ -86,7 +86,7 @@ class FixedPolicy:
 
 
 class Cooldowns:
-    """The drafters that are not used for some steps. counts: how many cooldowns began, by drafter and reason."""
+    """The drafters that are cooling down. counts: how many cooldowns began, by drafter and reason."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -105,7 +105,7 @@ class Cooldowns:
         self._step += 1
 
     def start(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
-        """For the rest of this step and num_steps more. -> the drafters that were not cooling down already"""
+        """Start a cooldown for the rest of this step and num_steps more. -> the drafters that were not cooling down already"""
         new = [name for name in drafters if name not in self]
         self.counts.update((name, reason) for name in new)
         self._reasons.update(dict.fromkeys(new, reason))

@@ -1,4 +1,4 @@
-"""Budgets for a batch of sequences, remembered for batches in the same state."""
+"""Plans the budgets of a batch of sequences, and caches them for batches in the same state."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from foredraft.policy.sequence_state import SequenceStates
 from foredraft.policy.tree_acceptance import TreeEstimator
 
 _NUM_STEPS_OF_USE = 32
-"""The steps for which a drafter that has read a text is expected to be used."""
+"""For how many steps a drafter that has read a text is expected to be used."""
 _PLAN_STEPS = 1024
 _MIN_NEW_DRAFTS, _MAX_NEW_DRAFTS, _NEW_DRAFT_SHARE = 4, 64, 1 / 8
 """A plan is reused for at most this many steps, and until this many more drafts were verified: a share of all so far, within
 bounds."""
 _MAX_REMEMBERED = 4096
-"""Remembered plans times sequences in one: a plan takes about a quarter of a kilobyte for each sequence."""
+"""The most cached plans times sequences per plan: a plan takes about a quarter of a kilobyte for each sequence."""
 
 _Key = tuple[int, bool, tuple[tuple[int, int], ...]]
-"""All that a plan depends on in one sequence: the most it may draft, whether that is fixed, and for each drafter the acceptance
-bucket and the magnitude of what it would have to read first."""
+"""Everything that a plan depends on in one sequence: the most it may draft, whether that is fixed, and for each drafter the acceptance
+bucket and the magnitude of the number of tokens that it would have to read first."""
 
 
 class BudgetPlanner:
-    """acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. trees: of those drafters
-    that may grow trees. max_draft: the most draft tokens of a step. shape: of drafts whose number is not to be chosen."""
+    """Plans budgets. acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. trees: by
+    drafter, for those that may grow trees. max_draft: the most draft tokens of a step. shape: of drafts with a fixed number of
+    tokens."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class BudgetPlanner:
         self._plans.clear()
 
     def fixed_budget(self, sequence: TokenSequence) -> DraftBudget:
-        """Of a sequence with a number of draft tokens of its own."""
+        """The budget of a sequence with a number of draft tokens of its own."""
         wanted = min(sequence.speculative_tokens or 0, sequence.room - 1)
         return (
             DraftBudget(self._first, wanted, self._shape)
@@ -70,7 +71,7 @@ class BudgetPlanner:
         )
 
     def budgets(self, sequences: Sequence[TokenSequence], step: int, *, sampled: bool) -> list[DraftBudget]:
-        """The best plan's. A recent plan for sequences in the same state is used again."""
+        """The budgets of the best plan. A recent plan for sequences in the same state is reused."""
         key = sampled, tuple([self._key(sequence, step) for sequence in sequences])
         plan = self._plans.get(key)
         if plan is not None and step <= plan[0] and self._num_drafts <= plan[1]:
@@ -107,10 +108,10 @@ class BudgetPlanner:
 
 
 def _magnitude(num_tokens: int) -> int:
-    """0 below 32 tokens, which are read in a pass that is made anyway; 1 up to 127, 2 up to 511, and so on."""
+    """0 below 32 tokens, which are read in a pass that runs anyway; 1 up to 127, 2 up to 511, and so on."""
     return ((num_tokens >> 5).bit_length() + 1) // 2
 
 
 def _num_tokens(magnitude: int) -> int:
-    """About this many tokens have the magnitude."""
+    """A typical number of tokens with this magnitude."""
     return 16 << 2 * magnitude if magnitude else 0

@@ -1,4 +1,4 @@
-"""Drafts as much as pays, down to nothing: measures what steps and drafts cost and gain, and plans by that."""
+"""The policy behind "auto": measures what steps and drafts cost and gain, and drafts as long as that is faster, down to nothing."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _PROBE_DEPTH = 2
 
 
 class Controller:
-    """Chooses a drafter and a draft for every sequence, none included, by expected tokens per second of the whole batch (plan.py),
-    from measured times (cost_model.py) and counted acceptance (acceptance.py, tree_acceptance.py).
+    """Chooses a drafter and a draft (or no draft) for every sequence, to maximise the expected tokens per second of the whole batch
+    (plan.py), from measured times (cost_model.py) and counted acceptance (acceptance.py, tree_acceptance.py).
 
-    drafters: names; the first one serves requests with a number of draft tokens of their own. max_draft: the most draft
-    tokens of a step. shape: of the drafts of such requests. tree_drafters: those of the drafters that may answer with trees where
-    that pays. costs: as measured by an earlier process. store: where to save them. clock: seconds; it times planning.
+    drafters: names; the first one serves requests with a number of draft tokens of their own. max_draft: the most draft tokens that
+    it chooses for a step. shape: of the drafts of such requests. tree_drafters: the drafters that may draft trees where that is
+    faster. costs: as measured by an earlier process. store: where to save them. clock: in seconds; it times planning.
 
-    Nothing that it reads depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of a drafter
-    that does not seem to pay take at most 1 % of the time (probes.py).
+    Nothing that it reads depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of drafters that do
+    not seem to be worth their time take at most 1 % of the time (probes.py).
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Controller:
         self._schedule.set_next(self._step, at_once=at_once)
 
     def _plan(self, sequences: Sequence[TokenSequence], fixed: Sequence[TokenSequence] = ()) -> None:
-        """Set the budgets of `sequences`. fixed: the others of the batch, with budgets of their own. Unless there are any, the
+        """Set the budgets of `sequences`. fixed: the other sequences of the batch, with budgets of their own. If there are none, the
         time of a plain step is measured before anything is drafted."""
         batch = [*sequences, *fixed]
         sampled = is_sampled(batch)
@@ -139,7 +139,7 @@ class Controller:
             self._states.of(sequence).budget = budget
 
     def _count_fallbacks(self, sequences: Sequence[TokenSequence]) -> None:
-        """Count each drafter that was used by the last plan if this plan uses none."""
+        """Count a fallback of each drafter that the last plan used, if this plan uses none."""
         budgets = (self._states.of(sequence).budget for sequence in sequences)
         active = frozenset(budget.drafter for budget in budgets if budget.max_draft)
         if not active:
@@ -147,7 +147,7 @@ class Controller:
         self._active = active
 
     def _start_probe(self, sequences: Sequence[TokenSequence]) -> None:
-        """Use a drafter for one sequence, if its probe budget allows that: the sequence with the least to read first."""
+        """Probe a drafter, if its probe budget allows that, on the sequence with the fewest tokens that it has to read first."""
         names = [
             name
             for name in self._acceptance
@@ -204,11 +204,11 @@ class Controller:
         acceptance.record(bucket, item.max_draft, num_counted(item, outcome), num_accepted)
 
     def _count_tree(self, item: ScheduledSequence, shape: TreeShape, outcome: Outcome, num_kept: int) -> None:
-        """Where a chain would have had the same first children, they count as a chain too."""
+        """Count a tree. If a chain would have had the same first children, count those as a chain too."""
         history = self._states.of(item.sequence).histories[item.drafter]
         acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
         ranks, shape = outcome.ranks[:num_kept], shape.cut(item.max_draft)
-        # those that were wanted, and did not grow, were rejected; where a drafter has moved rows, more may have grown
+        # nodes that were wanted but not drafted count as rejected; a drafter that has moved rows may have drafted more
         pairs = zip_longest(shape.fans(ranks), outcome.fans[: num_kept + 1], fillvalue=0)
         fans = [max(pair) for pair in pairs]
         history.record(ranks.count(0), len(fans), self._step, acceptance.mean_rate)

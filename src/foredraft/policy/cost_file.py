@@ -1,4 +1,4 @@
-"""Stores costs in the user's cache folder, so that a machine and a pair of models are measured only once."""
+"""Stores costs in the user's cache folder, so that each combination of machine and models is measured only once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _VERSION = 3
 
 
 class CostFile:
-    """path: of a JSON file, or None where no folder can be written; then nothing is stored."""
+    """path: of a JSON file, or None if no folder is writable; then nothing is stored."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
 
     @classmethod
     def of(cls, subject: Mapping[str, object]) -> CostFile:
-        """subject: describes what the costs belong to. Other machines, models or settings have files of their own."""
+        """The file for a subject, which describes what the costs belong to. Other machines, models or settings have other files."""
         description = json.dumps([_VERSION, dict(subject)], sort_keys=True, default=str)
         name = f"costs-{hashlib.sha256(description.encode()).hexdigest()[:16]}.json"
         for folder in user_folders():
@@ -46,7 +46,7 @@ class CostFile:
         return CostModel()
 
     def save(self, costs: CostModel) -> None:
-        """Writes a temporary file and renames it, so that no process reads half of it."""
+        """Write a temporary file and rename it, so that no process reads an incomplete file."""
         if self.path is None:
             return
         try:

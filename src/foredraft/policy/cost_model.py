@@ -1,4 +1,4 @@
-"""What steps and drafts cost on this machine, as measured. All times are in seconds."""
+"""The measured costs of steps and drafts on this machine. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from foredraft.policy.curve import MAX_SAMPLES, MIN_SAMPLES, Curve, Point, undisturbed_time
 
 STORED_DRAFT_FACTOR = 0.5
-"""Stored draft times count by this factor. They may come from a busy hour, and a price that is too low is corrected by the first
-drafts, while one that is too high is not, since then nothing is drafted."""
+"""Stored draft times are multiplied by this factor. They may come from a time when the machine was busy. A cost that is too low is
+corrected by the first drafts, while one that is too high is not, since then nothing is drafted."""
 _KINDS = {False: "greedy", True: "sampled"}
 _FORMS = {False: "chain", True: "tree"}
 
 
 class _DraftKind(NamedTuple):
-    """Drafts whose times are kept together."""
+    """A kind of draft; the times of each kind are kept apart."""
 
     drafter: str
     sampled: bool
@@ -27,7 +27,7 @@ class _DraftKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredCosts:
-    """CostModel.as_dict, read back."""
+    """The content of CostModel.as_dict, as read from a file."""
 
     steps: dict[bool, list[Point]]
     drafts: dict[_DraftKind, list[Point]]
@@ -62,13 +62,13 @@ class StoredCosts:
 
 
 class CostModel:
-    """The target's steps (all but the drafting) by sequences and rows, and each drafter's time by requests and depth.
+    """The times of the target's steps (without the drafting) by sequences and rows, and of each drafter by requests and depth.
 
-    sampled: greedy and sampled steps are kept apart, since drawing and computing probabilities take time of their own.
-    is_tree: so are the drafts that are chains, which some drafters write in one call, and trees, which take a pass for each level. A
-    step with a tree takes a factor more than one of as many rows without: attention and verification follow paths.
-    stored: the costs of an earlier process. The machine may be busier now, or less busy, so they count only once plain steps
-    were measured again; then all of them are scaled by one factor.
+    sampled: greedy and sampled steps are kept apart, since computing probabilities and drawing take additional time.
+    is_tree: chains and trees are kept apart too, since some drafters draft a chain in one call, while a tree takes a pass for each
+    level. A step with a tree takes longer, by some factor, than one with as many rows without: attention and verification follow paths.
+    stored: the costs of an earlier process. The machine may be more or less busy now, so they are used only after plain steps were
+    measured again; then all of them are scaled by one factor.
     """
 
     def __init__(self, stored: StoredCosts | None = None) -> None:
@@ -76,13 +76,13 @@ class CostModel:
         self.steps = {sampled: _step_curve() for sampled in (False, True)}
         self.drafts: dict[_DraftKind, Curve] = {}
         self._tree_ratios = {sampled: deque[float](maxlen=MAX_SAMPLES) for sampled in (False, True)}
-        self._tree_factors: dict[bool, float] = {}  # of the ratios, as far as they were asked for
+        self._tree_factors: dict[bool, float] = {}  # computed from the ratios on demand
         self._reading: dict[str, deque[float]] = {}
         self._reading_bounds: dict[str, float] = {}
         self.num_samples = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Seconds by what was measured, as JSON values; the stored costs as long as nothing newer is known."""
+        """The measured seconds as JSON values; the stored costs as long as they are not replaced by newer ones."""
         return (self._known() if self._stored is None else self._stored).as_dict()
 
     def _known(self) -> StoredCosts:
@@ -101,7 +101,7 @@ class CostModel:
     def record_step(
         self, num_sequences: int, num_rows: int, seconds: float, *, sampled: bool, is_tree: bool = False
     ) -> None:
-        """num_rows: of the target's pass, one for each sequence and one for each draft token. is_tree: whether any draft is one."""
+        """num_rows: of the target's pass, one for each sequence and one for each draft token. is_tree: whether any draft is a tree."""
         curve = self.steps[sampled]
         if is_tree:
             expected = curve.at(num_sequences, num_rows)
@@ -114,8 +114,8 @@ class CostModel:
             self._apply_stored(num_sequences, sampled)
 
     def record_prefill(self, num_rows: int, seconds: float) -> None:
-        """A pass that read prompts. Before any draft was verified it shows what a row adds: anything from nothing, on a machine
-        that waits for memory, to a quarter of a pass."""
+        """Record a pass that read prompts. Before any draft is verified, it shows how much time a row adds: from nothing, on a
+        memory-bound machine, to a quarter of a pass."""
         for curve in self.steps.values():
             curve.add_far(num_rows, seconds)
 
@@ -130,20 +130,20 @@ class CostModel:
         sampled: bool,
         is_tree: bool = False,
     ) -> None:
-        """depth: the largest budget, or the levels of the deepest tree. num_missed: tokens that the drafter had to read besides
+        """depth: the largest budget, or the levels of the deepest tree. num_missed: the tokens that the drafter had to read besides
         those of the last step."""
         curve = self._draft_curve(_DraftKind(drafter, sampled, is_tree))
         expected = curve.at(num_requests, depth)
         if num_missed and expected is not None:
             samples = self._reading.setdefault(drafter, deque(maxlen=MAX_SAMPLES))
             samples.append(max(seconds - expected, 0.0) / num_missed)
-        elif num_missed:  # as if drafting had taken no time
+        elif num_missed:  # an upper bound, as if drafting had taken no time
             self._reading_bounds[drafter] = min(seconds / num_missed, self._reading_bounds.get(drafter, math.inf))
         else:
             curve.add(num_requests, depth, seconds)
 
     def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool, is_tree: bool = False) -> float | None:
-        """The time of such a step if nothing disturbs it; None if no step of this kind was measured."""
+        """The undisturbed time of such a step; None if no step of this kind was measured."""
         seconds = self.steps[sampled].at(num_sequences, num_rows)
         return seconds if seconds is None or not is_tree else seconds * self._tree_factor(sampled)
 
@@ -154,30 +154,31 @@ class CostModel:
         return self._tree_factors[sampled]
 
     def plain_time(self, num_sequences: int, *, sampled: bool) -> float | None:
-        """The mean time of plain steps, disturbed ones included, to compare single steps with; None if none was measured."""
+        """The mean time of plain steps, including disturbed ones, to compare single steps with; None if none was measured."""
         curve = self.steps[sampled]
         mean = curve.mean_at(num_sequences, num_sequences)
         return curve.at(num_sequences, num_sequences) if mean is None else mean
 
     def draft_time(self, drafter: str, num_requests: int, depth: int, *, sampled: bool, is_tree: bool = False) -> float:
-        """0 if nothing was measured, so that the drafter is tried; a tree is believed to take as long as a chain of its depth."""
+        """The time of such drafts; 0 if nothing was measured, so that the drafter is tried. Until trees are measured, a tree is assumed
+        to take as long as a chain of its depth."""
         kinds = [_DraftKind(drafter, sampled, is_tree), _DraftKind(drafter, sampled, is_tree=False)]
         times = (self._draft_curve(kind).at(num_requests, depth) for kind in kinds)
         return next((seconds for seconds in times if seconds is not None), 0.0)
 
     def reading_time(self, drafter: str, num_tokens: int) -> float:
-        """The time that a drafter takes to read tokens that it has missed, for instance a prompt."""
+        """The time that a drafter takes to read tokens it has missed, for instance a prompt."""
         samples = self._reading.get(drafter)
         return (median(samples) if samples else self._reading_bounds.get(drafter, 0.0)) * num_tokens
 
     def knows_plain_time(self, num_sequences: int, *, sampled: bool) -> bool:
-        """Whether plain steps of this many sequences, or of about as many, were measured."""
+        """Whether plain steps of about this many sequences were measured."""
         curve = self.steps[sampled]
         sizes = range(num_sequences * 2 // 3, num_sequences * 3 // 2 + 1)
         return any(curve.num_samples(n, n) >= MIN_SAMPLES for n in sizes)
 
     def _apply_stored(self, num_sequences: int, sampled: bool) -> None:
-        """Scale the stored costs to today's plain steps and add them to the curves."""
+        """Scale the stored costs by the current time of plain steps and add them to the curves."""
         if self._stored is None:
             return
         stored_curve = _step_curve()

@@ -1,4 +1,4 @@
-"""Measures what steps and drafts cost, from the steps that the engine makes anyway."""
+"""Measures the costs of steps and drafts from the engine's own steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CostStore(Protocol):
 
 
 class CostRecorder:
-    """costs: where the times go. store: where to save them now and then; None: nowhere."""
+    """costs: receives the times. store: saves them now and then; None: they are not saved."""
 
     def __init__(self, costs: CostModel, states: SequenceStates, store: CostStore | None) -> None:
         self._costs = costs
@@ -32,23 +32,23 @@ class CostRecorder:
         self._last_drafters: Set[str] = frozenset()
 
     def needs_plain_step(self, num_sequences: int, step: int, *, sampled: bool) -> bool:
-        """Whether the time of a plain step, which drafting is compared with, is unknown or old."""
+        """Whether the time of a plain step, to which drafting is compared, is unknown or old."""
         measured_at = self._plain_measured_at.get((num_sequences, sampled))
         if measured_at is not None and step - measured_at > _MAX_PLAIN_AGE:
             return True
         return not self._costs.knows_plain_time(num_sequences, sampled=sampled)
 
     def record_prefill(self, step: Step) -> None:
-        """Record a step that read prompts: it shows what many rows take before any draft was verified."""
+        """Record a step that read prompts, which shows the time of many rows before any draft was verified."""
         num_rows = sum([item.num_unread for item in step.scheduled])
         if num_rows > len(step.scheduled) and not step.reads_sources:
             self._costs.record_prefill(num_rows, step.total_time)
 
     def record(self, step: Step, number: int) -> None:
-        """number: of the step.
+        """Record the times of a step. number: of the step.
 
-        Only steps that follow one of their kind count. The first one after others runs code and reads memory that is not in
-        the processor's caches, and takes half as long again.
+        Only steps that follow one of the same kind count. The first one after another kind runs code and reads memory that are not in
+        the CPU's caches, and takes half as long again.
         """
         sampled = is_sampled([item.sequence for item in step.scoring])
         num_sequences = len(step.scheduled)
@@ -71,7 +71,7 @@ class CostRecorder:
             self._store.save(self._costs)
 
     def finish_step(self, step: Step) -> None:
-        """The next step is compared with this one."""
+        """Remember this step's drafters, to compare the next step with."""
         self._last_drafters = step.draft_times.keys()
 
     def _record_draft(self, name: str, seconds: float, step: Step, *, is_usual: bool, sampled: bool) -> None:
@@ -80,13 +80,13 @@ class CostRecorder:
             for item, num_kept in zip(step.scoring, step.num_kept, strict=True)
             if item.drafter == name and item.max_draft
         ]
-        # as it was before the step's tokens were committed
+        # as of before the step's tokens were committed
         num_missed = sum(self._states.num_missed(item.sequence, name) - num_kept for item, num_kept in drafted)
         forms = {item.shape is not None for item, _ in drafted}
-        # a draft model with an encoder ran it as well
+        # with new sources, a draft model with an encoder has run that too
         if (
             (is_usual or num_missed) and not step.reads_sources and len(forms) == 1
-        ):  # of both forms together no time is known
+        ):  # chains and trees in one step cannot be timed separately
             depth = max(item.max_draft if item.shape is None else item.shape.depth for item, _ in drafted)
             self._costs.record_draft(
                 name, len(drafted), depth, num_missed, seconds, sampled=sampled, is_tree=forms == {True}
@@ -94,5 +94,5 @@ class CostRecorder:
 
 
 def is_sampled(sequences: Sequence[TokenSequence]) -> bool:
-    """Whether any of them draws its tokens: such steps have costs of their own."""
+    """Whether any of them samples its tokens: such steps have costs of their own."""
     return any(not sequence.sampler.is_greedy for sequence in sequences)

@@ -1,4 +1,4 @@
-"""Time as a function of an amount of work, from noisy samples."""
+"""A curve of time by amount of work, from noisy samples."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ MAX_SAMPLES = 32
 MIN_SAMPLES = 3
 _REDRAW_EVERY = 8
 _FAR_FACTOR, _MAX_FAR = 4, 8
-"""A point counts as far from this multiple of the known x on; and how many such points are kept."""
+"""From which multiple of the known x on a point counts as far, and how many far points are kept."""
 STALL = 3.0
-"""A step that took this many times the median was held up by something else, and counts as one that took exactly this long."""
+"""A step that took more than this many times the median was delayed by something else, and its time is cut to that."""
 
 Point = tuple[int, int, float]
-"""(n, x, seconds): what x things take in a group of n."""
+"""(n, x, seconds): the time of x units of work in a group of n."""
 
 
 def typical_time(samples: Collection[float]) -> float:
-    """The mean, because many steps together take the sum. A sample above STALL times the median is cut to that."""
+    """The mean, because many steps together take the sum of their times. A sample above STALL times the median is cut to that."""
     longest = STALL * median(samples)
     return sum(min(seconds, longest) for seconds in samples) / len(samples)
 
 
 def undisturbed_time(samples: Collection[float]) -> float:
-    """The lower quartile, for work that is the same every time. On a shared machine each kind of step is measured in better and
-    in worse moments, and a mean depends more on the moment than on the kind. A kind measured only in bad moments would look
-    expensive, would not be chosen, and would never be measured again."""
+    """The lower quartile, for work that is the same every time. On a shared machine, means depend more on when a kind of step was
+    measured than on the kind itself. A kind that was only measured while the machine was busy would look expensive, would not be
+    chosen, and would never be measured again."""
     return sorted(samples)[len(samples) // 4]
 
 
 class Curve:
     """Seconds by x, for groups of n: a non-decreasing, piecewise linear function through the last few samples at each x.
 
-    slope: where a single x is known, and nothing far from it, the share of its time that one more x adds.
-    statistic: reduces the samples of a point to the time that counts.
+    slope: if only a single x is known and no far point, the share of its time that one more x adds.
+    statistic: reduces the samples of a point to one time.
     """
 
     def __init__(self, slope: float, statistic: Callable[[Collection[float]], float] = typical_time) -> None:
@@ -44,7 +44,7 @@ class Curve:
         self._statistic = statistic
         self._far: deque[tuple[int, float]] = deque(maxlen=_MAX_FAR)
         self._samples: dict[int, dict[int, deque[float]]] = {}
-        self._lowest: dict[int, int] = {}  # x of each n
+        self._lowest: dict[int, int] = {}  # the lowest x of each n
         self._lines: dict[int, tuple[list[int], list[float]]] = {}
         self._point_times: dict[tuple[int, int], float] = {}
         self._num_added = 0
@@ -55,34 +55,35 @@ class Curve:
         self._lowest[n] = min(x, self._lowest.get(n, x))
         self._point_times.pop((n, x), None)
         self._num_added += 1
-        # drawing a line takes as long as many a small model's step, so one with known points is redrawn only now and then
+        # computing a line can take as long as a step of a small model, so one with known points is updated only now and then
         if len(samples) <= MIN_SAMPLES or self._num_added % _REDRAW_EVERY == 0:
             self._lines.pop(n, None)
 
     def add_far(self, x: int, seconds: float) -> None:
-        """Add a time for many x of another kind that take about as long each. It guides the slope until x is measured."""
+        """Add a time for a large x of another kind of work with a similar time per unit. It guides the slope until a second x is
+        measured."""
         self._far.append((x, seconds))
 
     def add_points(self, points: Iterable[Point], factor: float = 1.0) -> None:
-        """Add what points() of another curve gave, its times multiplied by a factor, where this one has no samples. Each point
-        counts like a few samples."""
+        """Add the points() of another curve, with times multiplied by a factor, where this curve has no samples. Each point counts
+        like a few samples."""
         for n, x, seconds in points:
             if not self.num_samples(n, x):
                 for _ in range(MIN_SAMPLES):
                     self.add(n, x, factor * seconds)
 
     def num_samples(self, n: int, x: int) -> int:
-        """At most MAX_SAMPLES."""
+        """The number of samples that are kept, at most MAX_SAMPLES."""
         return len(self._samples.get(n, {}).get(x, ()))
 
     def mean_at(self, n: int, x: int) -> float | None:
-        """The mean of the samples themselves, disturbed ones included; None if there are none."""
+        """The mean of the samples at this point, including disturbed ones; None if there are none."""
         samples = self._samples.get(n, {}).get(x)
         return typical_time(samples) if samples else None
 
     def at(self, n: int, x: float) -> float | None:
-        """The time of x in a group of n; None if nothing was measured. If this n was not measured, or not down to x, the
-        nearest n that was takes its place."""
+        """The time of x in a group of n; None if nothing was measured. If this n was not measured, or not down to x, the nearest n that
+        was is used instead."""
         if not self._samples:
             return None
         lowest = self._lowest
@@ -100,7 +101,7 @@ class Curve:
         return max(seconds[anchor] + rise * (x - xs[anchor]), 0.1 * seconds[0])
 
     def _guessed_rise(self, known: int, seconds: float) -> float:
-        """The time that one more x adds, by lines to the far points: the least of them, since first passes are slow."""
+        """The time that one more x adds: the least slope of the lines to the far points, since first passes are slow."""
         rises = [(far - seconds) / (x - known) for x, far in self._far if x >= _FAR_FACTOR * known]
         return max(min(rises), 0.0) if rises else self._slope * seconds
 
@@ -111,7 +112,7 @@ class Curve:
             yield from ((n, x, t) for x, t in zip(xs, seconds, strict=True))
 
     def _line(self, n: int) -> tuple[list[int], list[float]]:
-        """A point counts only with a few samples, unless no point has them."""
+        """The points of the line for n. A point needs a few samples to count, unless no point has that many."""
         if n not in self._lines:
             samples = self._samples[n]
             xs = sorted(x for x in samples if len(samples[x]) >= MIN_SAMPLES) or sorted(samples)

@@ -1,4 +1,4 @@
-"""Counts that fade: what happened lately weighs most."""
+"""Decaying counts, in which recent events weigh most."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _PRIOR_WEIGHT = 6.0
 
 
 class Decay:
-    """Exponential forgetting for lists of counts, which lose half of their weight in 200 events.
+    """Exponential decay for lists of counts, which lose half of their weight in 200 events.
 
-    Instead of decaying all counts at every event, the next event weighs more: a count is worth its share of the weight.
+    Instead of decaying all counts at every event, each event weighs more than the one before; a count only matters relative to the
+    current weight.
     """
 
     def __init__(self, *counts: list[float]) -> None:
@@ -20,7 +21,7 @@ class Decay:
         self._weight = 1.0
 
     def next_weight(self) -> float:
-        """What the next event adds to a count."""
+        """The amount that the next event adds to a count."""
         self._weight /= _DECAY
         if self._weight > _MAX_WEIGHT:
             for counts in self._counts:
@@ -29,10 +30,10 @@ class Decay:
         return self._weight
 
     def share(self, count: float, total: float, prior: float) -> float:
-        """The counted share; close to the prior where little was counted."""
+        """count / total, close to the prior if little was counted."""
         prior_weight = _PRIOR_WEIGHT * self._weight
         return (count + prior_weight * prior) / (total + prior_weight)
 
     def shares(self, counts: Sequence[float], totals: Sequence[float], priors: Sequence[float]) -> list[float]:
-        """share of each."""
+        """The share for each count."""
         return [self.share(*numbers) for numbers in zip(counts, totals, priors, strict=True)]

@@ -1,4 +1,4 @@
-"""Limits that a user sets on drafters, enforced around any policy."""
+"""Enforces a user's limits on drafters around any policy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COOLDOWN = 512
 
 
 class Guard:
-    """Decides as the wrapped policy does, and cools a drafter down for num_steps steps when it crosses a threshold. The
+    """Decides like the wrapped policy, and cools a drafter down for num_steps steps when it crosses a threshold. The
     wrapped policy then uses another drafter, if it has one, or decodes plainly. After the cooldown the drafter is tried
     again, and only its new drafts count.
 
     drafters: by the names that the policy uses. min_acceptance_rate: accepted / drafted, over a drafter's last `window`
     verified draft tokens; it is not checked before there are that many. max_draft_memory: bytes of cache memory that one
-    drafter may hold; a drafter that holds more gives up all of it. Both are checked after a step, so a step may end above.
+    drafter may hold; a drafter that holds more frees all of it. Both are checked after a step, so a step may exceed the limit.
 
     crossings: how often a threshold was crossed, by drafter and threshold. Such counters can be added up.
 
@@ -95,7 +95,7 @@ class Guard:
             self._cross(name, HIGH_MEMORY, measured, _mebibytes(max_bytes), step)
 
     def _cross(self, name: str, threshold: str, measured: str, limit: str, step: Step) -> None:
-        """A drafter that cools down holds no memory, so it forgets every sequence."""
+        """Start a drafter's cooldown. It must not hold memory meanwhile, so it forgets every sequence."""
         self.drafters[name].forget([*{*self._running_ids, *(item.sequence.seq_id for item in step.scheduled)}])
         self.crossings[name, threshold] += 1
         self.policy.cool_down([name], threshold, self._num_steps)

@@ -1,8 +1,7 @@
-"""Finds the drafts that give the most tokens per second, from forecasts and costs. It keeps no state and reads no tokens.
+"""Finds the drafts with the most expected tokens per second, from forecasts and costs. It keeps no state and reads no tokens.
 
-The model of arXiv:2211.17192 with a cost for verification: expected tokens, divided by the time of drafting and of a pass with
-that many rows. This is the goodput of TurboSpec (arXiv:2406.14066), with zero among the lengths to choose from, and trees
-beside chains.
+This is the model of arXiv:2211.17192 with a cost for verification: expected tokens, divided by the time of drafting and of a pass
+with that many rows. It is the goodput of TurboSpec (arXiv:2406.14066), but a draft may have length zero or be a tree.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from foredraft.policy.base import NO_DRAFTING, DraftBudget
 from foredraft.policy.tree_acceptance import TreeForecasts
 
 _MIN_GAIN = 1.03
-"""Drafting must promise this much more than plain decoding. Below it, measurements cannot tell the two apart."""
+"""The expected rate with drafts must be this many times that of plain decoding. Measurements cannot resolve smaller gains."""
 _MIN_TREE_GAIN = 1.02
-"""And a tree this much more than a chain."""
+"""The same for trees compared with chains."""
 
 
 class TimeModel(Protocol):
@@ -36,9 +35,9 @@ class TimeModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What one sequence could draft. max_draft: the most tokens that could be emitted. forecasts, trees: by drafter; trees only of
-    those that grow them. start_times: by drafter, the time to read what it has missed, spread over the steps it is expected to be
-    used for. fixed: the budget of a sequence whose budget is not to be chosen."""
+    """The options for one sequence. max_draft: the most draft tokens that could be emitted. forecasts, trees: by drafter; trees only
+    for those that grow them. start_times: by drafter, the time to read the tokens it has missed, spread over the steps for which it is
+    expected to be used. fixed: the budget of a sequence that has one of its own."""
 
     max_draft: int
     forecasts: Mapping[str, Forecast]
@@ -47,7 +46,7 @@ class Candidate:
     trees: Mapping[str, TreeForecasts] = field(default_factory=dict)
 
     def expected(self, draft: Draft) -> tuple[float, float]:
-        """-> tokens that are emitted, and draft tokens that are verified"""
+        """-> the expected numbers of emitted tokens and of verified draft tokens"""
         if draft.is_tree:
             tree = self.trees[draft.drafter][draft.depth, draft.num_nodes]
             return tree.num_tokens, tree.num_rows
@@ -61,7 +60,7 @@ class Candidate:
         return DraftBudget(draft.drafter, draft.num_nodes, shape) if draft.num_nodes else NO_DRAFTING
 
     def limited(self, draft: Draft) -> Draft:
-        """What it can take of a draft."""
+        """The draft, limited to what this sequence can use."""
         if self.fixed is not None:
             return Draft(self.fixed.drafter, self.fixed.max_draft, self.fixed.max_draft)
         num_nodes = min(draft.num_nodes, self.max_draft)
@@ -70,7 +69,7 @@ class Candidate:
         return Draft(draft.drafter, min(draft.depth, num_nodes), num_nodes)
 
     def drafts(self) -> Iterator[Draft]:
-        """All that it could have."""
+        """All drafts that this sequence could have."""
         for drafter in self.forecasts:
             yield from (Draft(drafter, depth, depth) for depth in range(1, self.max_draft + 1))
         for drafter, trees in self.trees.items():
@@ -78,7 +77,7 @@ class Candidate:
 
 
 class Draft(NamedTuple):
-    """A chain, where depth and num_nodes are the same, or the best tree of so many nodes and at most so many levels."""
+    """A chain if depth and num_nodes are equal, else the best tree with num_nodes nodes and at most depth levels."""
 
     drafter: str
     depth: int
@@ -94,7 +93,7 @@ NO_DRAFT = Draft("", 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """budgets: one for each candidate. num_tokens, seconds: expected of the step."""
+    """budgets: one for each candidate. num_tokens, seconds: expected for the step."""
 
     budgets: list[DraftBudget]
     num_tokens: float
@@ -109,8 +108,8 @@ class Plan:
 def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: bool) -> Plan | None:
     """The plan with the most expected tokens per second over all candidates; None if the target's times are unknown.
 
-    First it finds the best draft that is the same for all, since a drafter reads for all of them in one pass. Then it finds
-    each candidate's own best draft, with that plan's rate as the price of time. Candidates that are one object are planned as one.
+    First it finds the best draft that is the same for all, since a drafter drafts for all of them in one pass. Then it finds each
+    candidate's own best draft, with that plan's rate as the price of time. Candidates that are the same object are planned as one.
     """
     batch = _Batch(candidates, times, sampled)
     plain = batch.outlook(batch.uniform(NO_DRAFT))
@@ -128,7 +127,7 @@ def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: boo
 
 
 class _Outlook(NamedTuple):
-    """drafts: one for each distinct candidate. num_rows: of draft tokens. num_tokens, seconds: expected of the step."""
+    """drafts: one for each distinct candidate. num_rows, num_tokens, seconds: expected draft tokens, emitted tokens and time."""
 
     drafts: list[Draft]
     num_rows: float
@@ -153,17 +152,17 @@ class _Batch:
         self._draft_times: dict[tuple[str, bool, int, int], float] = {}
 
     def common_drafts(self) -> list[Draft]:
-        """All that any candidate could have."""
+        """All drafts that any candidate could have."""
         kinds = {(c.max_draft, *c.forecasts, None, *c.trees): c for c, _ in self._distinct}
         return list(dict.fromkeys(draft for candidate in kinds.values() for draft in candidate.drafts()))
 
     def budgets(self, candidates: Sequence[Candidate], drafts: Sequence[Draft]) -> list[DraftBudget]:
-        """One for each candidate. drafts: one for each distinct candidate."""
+        """The budget of each candidate. drafts: one for each distinct candidate."""
         places = {id(candidate): place for place, (candidate, _) in enumerate(self._distinct)}
         return [candidate.budget(drafts[places[id(candidate)]]) for candidate in candidates]
 
     def best(self, known: _Outlook, drafts: Iterable[Draft], min_gain: float = 1.0) -> _Outlook:
-        """Of one of these drafts for all, where that promises min_gain times as much as what is known."""
+        """The best outlook of one of these drafts for all, if its rate exceeds min_gain times the known one; else the known one."""
         best, least = known, min_gain * known.rate
         for draft in drafts:
             outlook = self.outlook(self.uniform(draft))
@@ -172,7 +171,7 @@ class _Batch:
         return best
 
     def uniform(self, draft: Draft) -> list[Draft]:
-        """The same draft for all, limited to what each can take."""
+        """The same draft for all, limited to what each can use."""
         return [candidate.limited(draft) for candidate, _ in self._distinct]
 
     def outlook(self, drafts: list[Draft]) -> _Outlook | None:
@@ -206,8 +205,8 @@ class _Batch:
         return self._draft_times[key]
 
     def individual(self, outlook: _Outlook) -> list[Draft]:
-        """Each candidate's best draft, where a second costs as many tokens as the outlook promises in one. A draft no deeper than
-        the outlook's costs only its rows, since the drafter runs for the others anyway; any other draft costs all its time."""
+        """Each candidate's best draft, if a second costs as many tokens as the outlook yields in one. A draft no deeper than the
+        outlook's costs only its rows, since the drafter runs for the others anyway; any other draft costs all its time."""
         rate, row_time = outlook.rate, self._row_time(outlook)
         depths: dict[tuple[str, bool], int] = {}
         for draft in outlook.drafts:

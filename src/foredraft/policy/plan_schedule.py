@@ -1,18 +1,18 @@
-"""When the controller makes its next plan."""
+"""Decides when the controller makes its next plan."""
 
 from __future__ import annotations
 
 _PLAN_SECONDS = 0.02
 _MIN_INTERVAL, _MAX_INTERVAL = 2, 64
-"""A plan takes about 50 microseconds, so one is made every 20 milliseconds: every 50 steps on a small model, every step on a
-large one. Bounds in steps."""
+"""Planning takes about 50 microseconds, so it is done every 20 milliseconds: every 50 steps with a small model, every two steps with
+a large one. The bounds are in steps."""
 _MIN_PLAN_RATIO = 150
-"""For many sequences a plan takes longer and is made less often: the time between two is at least this many times its own."""
+"""For many sequences planning takes longer and is done less often: the time between two plans is at least this many times its own."""
 _PLAN_TIME_WEIGHT = 0.1
 
 
 class PlanSchedule:
-    """interval: steps between two plans. num_planned: the sequences that have a budget now."""
+    """interval: the number of steps between two plans. num_planned: the number of sequences with a budget."""
 
     def __init__(self) -> None:
         self.interval = _MIN_INTERVAL

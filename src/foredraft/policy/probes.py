@@ -1,5 +1,5 @@
-"""A bounded time budget for trying drafters that do not seem to pay. A text may change, and without trials nothing would
-show that drafting pays again."""
+"""A bounded time budget for trying drafters that do not seem to be worth their time. A text may change, and without such probes
+nothing would show that drafting has become worthwhile again."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 MAX_SHARE = 0.01
 """The share of all time that the probes of all drafters together may take."""
 MAX_SHARE_WITH_OVERHEAD = 0.015
-"""The same with the time of planning and counting. That is nothing beside a step of milliseconds, but 1 % of one of 0.4 ms."""
+"""The same, including the time of planning and counting. That is negligible for steps of milliseconds, but 1 % of a step of 0.4 ms."""
 COUNTING_SECONDS = 4e-6
-"""For each sequence and step."""
+"""The time of counting, for each sequence and step."""
 FIRST_GAP, MAX_GAP = 2, 8
 """Steps from one probe to the next. The gap doubles after each probe that gained nothing, so that the budget lasts until the
-text changes. It stays small enough that a change is noticed while it lasts."""
+text changes. It stays small enough to notice a change in time."""
 MIN_STEPS_LEFT = 128
 """A drafter's balance must last for this many steps if nothing is gained."""
 
 
 class ProbeBudget:
-    """Accounts of time in seconds, one for each drafter, and the steps between its probes."""
+    """The probing time of each drafter in seconds, and the steps between its probes."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class ProbeBudget:
         self._overhead += seconds
 
     def spend(self, drafter: str, seconds: float, num_gained: int = 0) -> None:
-        """Charge what a probe added to its step, less the time that the tokens it gained would have taken. The next probe may
-        follow at once if it gained any."""
+        """Charge the time that a probe added to its step, less the time that plain decoding would have taken for the tokens it gained.
+        If it gained any, the next probe may follow at once."""
         self._spent[drafter] += max(seconds, 0.0)
         self._gaps[drafter] = 0 if num_gained else min(max(2 * self._gaps[drafter], FIRST_GAP), MAX_GAP)
         self._last_steps[drafter] = self._num_steps
 
     def allows(self, drafter: str, seconds: float) -> bool:
-        """Whether a probe that is expected to add `seconds` keeps within the shares and is not too soon after the last."""
+        """Whether a probe that is expected to add `seconds` stays within the shares and is not too soon after the last one."""
         num_steps, gap = self._num_steps - self._last_steps[drafter], self._gaps[drafter]
         if num_steps < gap:
             return False

@@ -1,4 +1,4 @@
-"""A policy whose errors end no request: where it cannot decide, nothing is drafted."""
+"""Wraps a policy so that its errors end no request: if it fails to decide, nothing is drafted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foredraft.utils.isolation import Shield
 
 
 class SafePolicy:
-    """Wraps a policy, catches what it raises, and logs its first error."""
+    """Wraps a policy, catches its exceptions, and logs the first."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""What the controller knows of each sequence."""
+"""The controller's state for each sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SequenceState:
 
 
 class SequenceStates:
-    """By seq_id. drafters: the names that every state has a history for."""
+    """The states by seq_id. drafters: the names of the drafters; every state has a history for each."""
 
     def __init__(self, drafters: Iterable[str]) -> None:
         self._drafters = list(drafters)
@@ -29,7 +29,7 @@ class SequenceStates:
         return sequence.seq_id in self._states
 
     def of(self, sequence: TokenSequence) -> SequenceState:
-        """Creates the state of a new sequence."""
+        """The state of a sequence; created if it is new."""
         state = self._states.get(sequence.seq_id)
         if state is None:
             state = self._states[sequence.seq_id] = SequenceState(
@@ -38,21 +38,21 @@ class SequenceStates:
         return state
 
     def num_missed(self, sequence: TokenSequence, drafter: str) -> int:
-        """Tokens that the drafter would have to read first: a prompt, or what came while it was not used."""
+        """The number of tokens that the drafter would have to read first: a prompt, or tokens emitted while it was not used."""
         return len(sequence.tokens) - self.of(sequence).histories[drafter].num_read
 
     def remove(self, sequence: TokenSequence) -> bool:
-        """-> whether there was a state"""
+        """Remove a sequence's state. -> whether there was one"""
         return self._states.pop(sequence.seq_id, None) is not None
 
     def prune(self, running: Sequence[TokenSequence]) -> None:
-        """Remove aborted sequences, once there may be many: the policy does not see them go."""
+        """Remove the states of aborted sequences, of which the policy is not notified, once there may be many."""
         if len(self._states) > 2 * len(running) + 8:
             running_ids = {sequence.seq_id for sequence in running}
             self._states = {seq_id: state for seq_id, state in self._states.items() if seq_id in running_ids}
 
     def forget_reads(self, drafters: Iterable[str]) -> None:
-        """These drafters have dropped all sequences and would have to read them again."""
+        """Record that these drafters have dropped all sequences and would have to read them again."""
         for state in self._states.values():
             for name in drafters:
                 state.histories[name].num_read = 0

@@ -1,9 +1,9 @@
-"""Estimates what trees are expected to yield, and which trees to draft: nodes in the order of how likely the text reaches them.
+"""Estimates how many tokens trees yield, and which trees to draft: those of the nodes that are most likely to be accepted.
 
-The chance of a node is the product of the rates on its path. The rate of a first child is counted by depth, as in a chain. That
-of the next ones is counted by rank, at all depths together: the share of the nodes at which the likelier siblings were rejected
-and this one stood (the positional acceptance of Sequoia, arXiv:2402.12374). A tree of n nodes is best when it has the n likeliest;
-a limit on its depth spares draft passes.
+The chance of a node is the product of the rates on its path. The rate of a first child is counted by depth, as in a chain. That of
+the next children is counted by rank, for all depths together: of the nodes whose more likely children were rejected, the share in
+which this one was accepted (the positional acceptance of Sequoia, arXiv:2402.12374). The best tree of n nodes has the n most likely
+nodes; a limit on its depth saves draft passes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from foredraft.policy.acceptance import NUM_BUCKETS, AcceptanceEstimator, Foreca
 from foredraft.policy.decay import Decay
 
 _SIBLING_RATES = (0.35, 0.2, 0.2)
-"""Assumed of the second child and the next ones, where those before them were rejected, before anything was counted: about
+"""The assumed rates of the second and later children, given that those before them were rejected, before anything was counted: about
 what benchmarks/drafters/sibling_acceptance.py measures. No node has more children."""
 
 
 class TreeForecast(NamedTuple):
-    """What drafts of this shape are expected to yield. num_tokens, num_rows: as in Forecast."""
+    """The expected results of drafts of this shape. num_tokens, num_rows: as in Forecast."""
 
     shape: TreeShape
     num_tokens: float
@@ -32,13 +32,13 @@ class TreeForecast(NamedTuple):
 
 
 TreeForecasts: TypeAlias = Mapping[tuple[int, int], TreeForecast]
-"""By the most levels and the number of nodes, where there are more nodes than levels. With fewer it would be a chain."""
+"""By the maximum number of levels and the number of nodes, which is larger. Otherwise a chain would do."""
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Decaying counts. evaluated, accepted: of first children, by depth. missed, stood: of their siblings, by rank: nodes at which the
-    likelier ones were rejected, and those of them at which this one stood. nodes: wanted, and drafted."""
+    """Decaying counts. evaluated, accepted: for first children, by depth. missed, stood: for their siblings, by rank: nodes at which all
+    more likely children were rejected, and those of them at which this one was accepted. nodes: [wanted, drafted]."""
 
     evaluated: list[float]
     accepted: list[float]
@@ -64,7 +64,7 @@ class _Counts:
         self.forecasts = None
 
     def _record_node(self, depth: int, rank: int, num_children: int, weight: float) -> None:
-        """rank: of the child that stood; any number from num_children on where none did."""
+        """Count one node. rank: of the accepted child; num_children or more if none was accepted."""
         self.evaluated[depth] += weight
         self.accepted[depth] += weight * (rank == 0)
         for sibling in range(1, min(rank + 1, num_children)):
@@ -83,8 +83,8 @@ class _Counts:
 
 
 class TreeEstimator:
-    """One drafter's trees, by bucket as in AcceptanceEstimator. chains: of the same drafter; a first child is believed to fare as
-    there until it was counted here."""
+    """The acceptance of one drafter's trees, by bucket as in AcceptanceEstimator. chains: of the same drafter, whose rates are the
+    priors for first children."""
 
     def __init__(self, chains: AcceptanceEstimator) -> None:
         self._chains = chains
@@ -92,8 +92,8 @@ class TreeEstimator:
         self._buckets = [_Counts.zeros(chains.max_draft) for _ in range(NUM_BUCKETS)]
 
     def record(self, bucket: int, fans: Sequence[int], ranks: Sequence[int], num_wanted: int, num_drafted: int) -> None:
-        """Count one draft of a text in this bucket. ranks: of the tokens that stood, among their siblings. fans: how many children were
-        tried before each of them, and behind the last. num_wanted, num_drafted: nodes."""
+        """Count one draft of a text in this bucket. ranks: of the accepted tokens among their siblings. fans: the numbers of children of
+        the pending token and of each accepted token. num_wanted, num_drafted: numbers of nodes."""
         for counts in (self._all, self._buckets[bucket]):
             counts.record(fans, ranks, num_wanted, num_drafted)
 
@@ -120,10 +120,10 @@ class TreeEstimator:
 
 
 def best_first(rates: Sequence[float], sibling_rates: Sequence[float], max_nodes: int) -> tuple[list[int], list[float]]:
-    """The likeliest nodes, in that order -> the parent of each, and its chance
+    """The most likely nodes in descending order. -> the parent of each, and its chance
 
-    rates: of a first child to stand, by depth; there are no more levels. sibling_rates: of the next ones, by rank, where the likelier
-    ones were rejected.
+    rates: the acceptance rates of first children, one for each level. sibling_rates: those of the next children, by rank, given that
+    the more likely ones were rejected.
     """
     parents: list[int] = []
     chances: list[float] = []
@@ -149,5 +149,5 @@ def best_first(rates: Sequence[float], sibling_rates: Sequence[float], max_nodes
 
 @lru_cache(maxsize=1024)
 def _shape_of(parents: tuple[int, ...]) -> TreeShape:
-    """The same object for the same tree: a shape remembers what it computes of itself."""
+    """The same object for the same tree, since a shape caches what it computes."""
     return TreeShape(parents)
