@@ -1,7 +1,7 @@
-"""Tests for drafters and rules of verification that are not foredraft's own. It needs neither pytest nor the repository.
+"""Tests for third-party drafters and verification rules. It needs neither pytest nor the repository.
 
 from foredraft.testing import DrafterContract, RuleContract     # to subclass, for pytest
-from foredraft.testing import check_drafter, check_rule         # to call, from anywhere
+from foredraft.testing import check_drafter, check_rule         # to call from anywhere
 """
 
 from foredraft.testing.drafters import DrafterContract, check_drafter, check_proposal

@@ -1,4 +1,5 @@
-"""The contract of a drafter: what the engine relies on (law 4), and that nobody can see who drafted (law 2)."""
+"""The contract of a drafter: what the engine relies on (law 4), and that it does not change any text (law 2). For the laws see
+docs/internals/exactness.md."""
 
 from __future__ import annotations
 
@@ -37,10 +38,10 @@ _PROMPTS = ("def count_words(text):", "Once upon a time", "def area(width, heigh
 def check_drafter(
     make_drafter: MakeDrafter, *, vocab_size: int = 16, remembers: bool = False, invisible: bool = True
 ) -> None:
-    """DrafterContract without pytest: make_drafter(vocab_size) -> a new drafter.
+    """Run DrafterContract without pytest. make_drafter: called with a vocab_size, returns a new drafter.
 
-    vocab_size, remembers: see DrafterContract. invisible: also write texts with the embedded models (vocabulary of 4096).
-    Raises AssertionError, which names every broken clause.
+    vocab_size, remembers: see DrafterContract. invisible: also generate texts with the embedded models (vocabulary of 4096).
+    Raises AssertionError with all broken clauses.
     """
 
     class Contract(DrafterContract):
@@ -53,15 +54,15 @@ def check_drafter(
 
 
 class DrafterContract:
-    """Subclass it, make a new drafter in `make_drafter`, and pytest tests it:
+    """Subclass it and return a new drafter from `make_drafter`, and pytest tests it:
 
         class TestMine(DrafterContract):
             def make_drafter(self, vocab_size):
                 return MyDrafter(vocab_size)
 
-    vocab_size: of the small requests. remembers: it learns from texts beyond `forget`, so what it drafts depends on those before.
-    invisible: whether to write texts with the embedded models too, for which make_drafter is called with their vocabulary.
-    feature_size: the width of the features that it reads, all its taps together; 0: none.
+    vocab_size: of the small requests. remembers: the drafter keeps what it learned after `forget`, so drafts depend on earlier texts.
+    invisible: whether to generate texts with the embedded models too; make_drafter is then called with their vocab_size.
+    feature_size: the width of the features that the drafter reads, over all its taps; 0: none.
     """
 
     vocab_size = 16
@@ -121,7 +122,7 @@ class DrafterContract:
             self._ask(self._new(), [request_for(0, [1, 1, 1, 1], 0, **params), request_for(1, [2], 0, **params)])
 
     def test_a_tree_where_one_is_wanted(self) -> None:
-        """Of a drafter that grows trees: its siblings differ, and none of its tokens are drawn."""
+        """If the drafter grows trees, siblings differ and all tokens of a tree are certain."""
         if not getattr(self._new(), "grows_trees", False):
             return
         for params in _KINDS:
@@ -135,7 +136,7 @@ class DrafterContract:
         self._ask(self._new(), [])
 
     def test_rejected_drafts_are_survived(self) -> None:
-        """A history goes on with other tokens than those that were drafted, by one or several at a time."""
+        """Histories continue with other tokens than the drafted ones, by one or several at a time."""
         for seed, history in enumerate(histories(20, 5, self.vocab_size)):
             grown, steps = self._new(), range(1, len(history) + 1, 1 + seed % 4)
             tokens: list[int] = []  # one growing list, as the engine keeps it
@@ -170,7 +171,7 @@ class DrafterContract:
 
     def test_forget_gives_back_what_was_held(self) -> None:
         drafter = self._new()
-        self._come_and_go(drafter, range(100))  # what it allocates once, it has then
+        self._come_and_go(drafter, range(100))  # let it make its one-time allocations
         before = held_bytes(drafter)
         self._come_and_go(drafter, range(100, 400))
         grown = (held_bytes(drafter) - before) / 300
@@ -178,7 +179,7 @@ class DrafterContract:
         held = getattr(drafter, "bytes_held", 0)
         assert not held or self.remembers, f"bytes_held is {held} after all sequences were forgotten"
 
-    # --- what was drawn -------------------------------------------------------------------------------------------
+    # --- draws ----------------------------------------------------------------------------------------------------
 
     def test_a_certain_token_is_not_random(self) -> None:
         said: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
@@ -194,7 +195,8 @@ class DrafterContract:
             )
 
     def test_drawn_ids_come_from_the_law_they_name(self) -> None:
-        """Where the law puts each drawn id, in three orders of the ids, must be uniform: counted by place of the draft."""
+        """The randomised CDF of the named distribution at each drawn id must be uniform, for three orders of the ids. Counted by
+        position in the draft."""
         places: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
         noise = torch.Generator().manual_seed(1)
         for proposal in self._draws():
@@ -220,7 +222,7 @@ class DrafterContract:
     # --- law 2 ----------------------------------------------------------------------------------------------------
 
     def test_nobody_can_see_who_drafted(self) -> None:
-        """Greedy and seeded texts of the embedded pair, with this drafter and without any."""
+        """Compare greedy and seeded texts of the embedded models with this drafter and without drafts."""
         if not self.invisible:
             return
         plain = LLM(method="none", device="cpu")
@@ -239,7 +241,7 @@ class DrafterContract:
                         f"{expected.outputs[0].text!r}"
                     )
 
-    # --- how it is asked ------------------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------------------------
 
     def _new(self) -> Drafter:
         return self.make_drafter(self.vocab_size)
@@ -259,7 +261,7 @@ class DrafterContract:
             drafter.forget([seq_id])
 
     def _draws(self) -> Iterator[Proposal]:
-        """One request again and again, whose noise goes on."""
+        """Proposals for one request that is repeated with new noise each time."""
         tokens = next(histories(1, 9, self.vocab_size))
         request, drafter = request_for(0, tokens, 3, **_SAMPLED), self._new()
         for _ in range(_NUM_DRAWS):
@@ -267,7 +269,7 @@ class DrafterContract:
 
 
 def check_proposal(proposal: Proposal, requests: Sequence[DraftRequest], vocab_size: int) -> None:
-    """Whether one answer is legal. Raises AssertionError with what is wrong and where."""
+    """Check that a proposal is legal. Raises AssertionError that says what is wrong and where."""
     for name in ("ids", "lens", "prob_rows"):
         dtype = getattr(proposal, name).dtype
         assert dtype == torch.int64, f"{name} must be int64, not {dtype}"

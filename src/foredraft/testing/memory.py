@@ -1,4 +1,4 @@
-"""How much an object holds, of what can be reached from it."""
+"""Measures the memory of an object and of everything reachable from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
 
 
 def held_bytes(root: object) -> int:
-    """Bytes of all objects and tensors that hang on it, but for modules, classes and functions."""
+    """The bytes of all objects and tensors reachable from `root`, except modules, classes and functions."""
     seen: set[int] = set()
     total, waiting = 0, [root]
     while waiting:

@@ -1,4 +1,4 @@
-"""Requests to ask a drafter with: small histories over few ids, that repeat themselves, the same in every run."""
+"""Requests for testing drafters: short histories over few ids, so that they repeat themselves. They are the same in every run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from foredraft.engine.proposal import DraftRequest, Features
 from foredraft.sampling import Sampler, SamplingParams
 
 Batch = list[tuple[list[int], int]]
-"""(history, max_len) of each request."""
+"""The (history, max_len) of each request."""
 
 _LONGEST, _MOST_DRAFT, _MOST_ROWS, _NUM_IDS = 40, 6, 4, 4
 _MODULUS = 10_007
 
 
 def request_for(seq_id: int, tokens: Sequence[int], max_len: int, **params: Any) -> DraftRequest:
-    """As an engine makes it; greedy unless params (of SamplingParams) say otherwise."""
+    """A request like an engine's. params: those of SamplingParams; greedy by default."""
     resolved = SamplingParams(**{"temperature": 0.0, **params}).resolve({})
     return DraftRequest(seq_id, tokens, max_len, Sampler(resolved, tokens[:1], torch.Generator().manual_seed(seq_id)))
 
@@ -31,15 +31,16 @@ def requests_for(batch: Batch, **params: Any) -> list[DraftRequest]:
 
 
 def with_features(request: DraftRequest, size: int) -> DraftRequest:
-    """The request with features [T, size] of an imaginary target for all tokens but the pending one: each row is a function of the
-    tokens up to its own."""
+    """The request with features [T, size] of a made-up target for all tokens but the pending one: each row is a function of the tokens
+    up to its own."""
     hashes = accumulate(request.tokens[:-1], lambda state, token: (31 * state + token + 1) % _MODULUS, initial=0)
     angles = torch.tensor([*hashes][1:], dtype=torch.float32)[:, None] * torch.arange(1, size + 1)
     return replace(request, features=Features(torch.sin(angles)))
 
 
 def histories(count: int, seed: int, vocab_size: int) -> Iterator[list[int]]:
-    """From 1 to 40 ids of the first few, so that there is something to copy; at times the last of the vocabulary."""
+    """Random histories of 1 to 40 of the first few ids, so that there is something to copy, and now and then the last id of the
+    vocabulary."""
     random = Random(seed)
     for _ in range(count):
         ids = [*range(min(_NUM_IDS, vocab_size)), vocab_size - 1]
@@ -48,7 +49,7 @@ def histories(count: int, seed: int, vocab_size: int) -> Iterator[list[int]]:
 
 
 def batches(count: int, seed: int, vocab_size: int) -> Iterator[Batch]:
-    """Ragged ones of 0 to 4 requests, of which some may draft nothing."""
+    """Ragged batches of 0 to 4 requests, some of which may draft nothing."""
     random = Random(seed)
     for i in range(count):
         size = random.randint(0, _MOST_ROWS)

@@ -1,5 +1,5 @@
-"""The contract of a rule of verification: the text has the target's law, whatever was drafted. All drafts and all outcomes of small
-cases are enumerated in float64, so this is a proof for these cases and no sample.
+"""The contract of a verification rule: the text has the target's distribution, whatever was drafted. All drafts and all outcomes of
+small cases are enumerated in float64, so for these cases this is a proof and not a statistical test.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TRUNCATIONS = ((2, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.3), (4, 0.8, 0.05))
 
 
 def check_rule(rule: Rule) -> None:
-    """RuleContract without pytest. Raises AssertionError, which names every broken clause and how far off it is."""
+    """Run RuleContract without pytest. Raises AssertionError with all broken clauses and how far off each is."""
     run_suite(_contract_of(rule), name_of(rule))
 
 
 class RuleContract:
-    """Subclass it, return the rule from `rule`, and pytest tests it:
+    """Subclass it and apply the rule in `rule`, and pytest tests it:
 
     class TestMine(RuleContract):
         def rule(self, case):
@@ -63,7 +63,7 @@ class RuleContract:
         case = _ragged()
         together = outcome_table(self.rule, case, _DRAFTS)
         for b, draft in enumerate(_DRAFTS):
-            if draft:  # a row without draft tokens never comes alone
+            if draft:  # a batch with only a row without draft tokens never occurs
                 error = _largest(together[b] - outcome_table(self.rule, case, [draft])[0])
                 assert error <= EXACT, (
                     f"the outcome of the draft {draft} changes by {error:.1e} with the batch that it is in"
@@ -125,7 +125,7 @@ def _contract_of(rule: Rule) -> RuleContract:
 
 
 def outcome_table(rule: Rule, case: Toy, drafts: Sequence[Prefix]) -> Tensor:
-    """The law of each draft's outcome. -> [B, depth + 1, V], the probability of (how many stand, the next id)"""
+    """The distribution of each draft's outcome. -> [B, depth + 1, V], the probability of (number of accepted tokens, next id)"""
     laid_out, columns = _case_of(case, drafts)
     law = rule(laid_out)
     table = torch.zeros(len(drafts), case.depth + 1, case.vocab_size, dtype=torch.float64)
@@ -136,7 +136,7 @@ def outcome_table(rule: Rule, case: Toy, drafts: Sequence[Prefix]) -> Tensor:
 
 
 def _tables(case: Case, law: OutcomeLaw) -> Tensor:
-    """The probability of each stop and next column. [B, K + 1, W]"""
+    """The probability of each pair of a stop and a next column. [B, K + 1, W]"""
     parts = []
     for j in range(case.p.shape[1]):
         weights = next_weights(case, law, torch.minimum(torch.full_like(case.lens, j), case.lens))
@@ -146,7 +146,7 @@ def _tables(case: Case, law: OutcomeLaw) -> Tensor:
 
 
 def _case_of(case: Toy, drafts: Sequence[Prefix]) -> tuple[Case, Tensor | None]:
-    """As `verify` lays it out, on the ids that the target's truncation keeps."""
+    """The case as `verify` lays it out, on the ids that the target's truncation keeps."""
     params = case.params
     cut = (params.get("top_k", 0), params.get("top_p", 1.0), params.get("min_p", 0.0))
     rows = case.target_rows(drafts)
@@ -156,7 +156,7 @@ def _case_of(case: Toy, drafts: Sequence[Prefix]) -> tuple[Case, Tensor | None]:
 
 
 def _cut_drafts(case: Toy) -> Iterator[tuple[str, list[tuple[Prefix, Prefix]]]]:
-    """Ways of proposing part of what is drafted, which all keep the law. -> what it does, (the draft, what of it is proposed)"""
+    """Ways of proposing only part of a draft that all keep the text's distribution. -> a description, (the draft, its proposed part)"""
     drafts = case.drafts()
 
     def until(ends: Callable[[Prefix, int], bool], after: int) -> list[tuple[Prefix, Prefix]]:
@@ -185,7 +185,7 @@ def _check_text(rule: Rule, case: Toy, rows: Sequence[tuple[Prefix, Prefix]], wh
 
 
 def _worst(case: Toy, emitted: Mapping[Prefix, float]) -> tuple[Prefix, float]:
-    """The text whose probability is farthest from the target's, and that probability; not a number counts as farthest."""
+    """The text whose probability is farthest from the target's, and that probability; NaN counts as farthest."""
 
     def odds(text: Prefix) -> float:
         return sum(emitted.get(text[:n], 0.0) * case.text_odds(text, n) for n in range(1, len(text) + 1))
@@ -226,6 +226,6 @@ def _parts(case: Case) -> list[Tensor]:
 
 
 def _largest(x: Tensor) -> float:
-    """Of the absolute values; infinite where there is a NaN."""
+    """The largest absolute value; infinite if there is a NaN."""
     largest = float(x.abs().max())
     return math.inf if math.isnan(largest) else largest

@@ -1,4 +1,4 @@
-"""Tests of distributions, as the odds of what was counted."""
+"""Statistical tests of distributions. They return p-values."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 FALSE_ALARM = 1e-6
-"""The odds that a statistical test fails although the law holds, per test and choice of seeds."""
+"""The probability that a statistical test fails although the distribution is right, per test and choice of seeds."""
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:
-    """Pearson's test: the odds of counts as far from expected as these, or farther. Cells that expect fewer than 5 are
-    pooled; a count where nothing is expected gives 0."""
+    """Pearson's test: the probability of counts at least as far from the expected ones as these. Cells that expect fewer than 5 are
+    pooled; a count where none is expected gives 0."""
     counts, expected = counts.double().flatten(), expected.double().flatten()
     if bool((counts[expected == 0] > 0).any()):
         return 0.0
@@ -27,7 +27,8 @@ def chi_square(counts: Tensor, expected: Tensor) -> float:
 
 
 def independence(a: Tensor, b: Tensor, size: int) -> float:
-    """The odds that two columns of ids below `size` that depend on each other no more than these are independent."""
+    """The chi-squared test of independence for two columns of ids below `size`: the probability of counts at least as far from
+    independence as these."""
     table = torch.bincount(a * size + b, minlength=size * size).reshape(size, size).double()
     expected = table.sum(1, keepdim=True) * table.sum(0, keepdim=True) / table.sum()
     statistic = ((table - expected) ** 2 / expected)[expected > 0].sum()

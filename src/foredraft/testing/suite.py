@@ -1,12 +1,12 @@
-"""Running a contract: a class whose methods named test_* each hold one clause."""
+"""Runs a contract: a class in which each method named test_* checks one clause."""
 
 from __future__ import annotations
 
 
 def run_suite(contract: object, subject: str) -> None:
-    """Every clause, and then one AssertionError that names all that were broken. subject: what is tested, by name.
+    """Run every clause, then raise one AssertionError that names all broken ones. subject: the name of the tested object.
 
-    pytest collects a subclass's clauses by itself; this is for everybody else.
+    pytest collects the clauses of a subclass itself; this is for use without pytest.
     """
     clauses = [name for name in dir(contract) if name.startswith("test_")]
     broken = [found for name in clauses if (found := _broken(contract, name)) is not None]

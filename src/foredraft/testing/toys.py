@@ -1,5 +1,5 @@
-"""Toys: a target and a drafter over a handful of ids, whose laws depend on the whole prefix, so that everything that can happen
-can be enumerated.
+"""Toys: a target and a drafter over a handful of ids, whose distributions depend on the whole prefix. All their outcomes can be
+enumerated.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Prefix = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Toy:
-    """logits: of the target after each prefix of 0..depth ids. p: its law there under `params`.
-    q: the law each draft token is drawn from, after each prefix of 0..depth - 1 ids; a point mass at a depth in
-    `certain`. named: what the proposal says of it (the same, unless the drafter lies). settings: of the sampler.
+    """logits: of the target after each prefix of 0..depth ids. p: its distribution there under `params`.
+    q: the distribution that each draft token is drawn from, after each prefix of 0..depth - 1 ids; a point mass at a depth in
+    `certain`. named: what the proposal states as q (the same, unless the drafter lies). settings: of the sampler.
     """
 
     vocab_size: int
@@ -39,7 +39,7 @@ class Toy:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def drafts(self) -> list[Prefix]:
-        """All that can be drafted at full depth."""
+        """All possible drafts of full depth."""
         return [x for x in product(range(self.vocab_size), repeat=self.depth) if self.odds(x) > 0]
 
     @cached_property
@@ -95,7 +95,7 @@ def toy(
     certain: Sequence[int] = (),
     **params: Any,
 ) -> Toy:
-    """A toy whose target writes p(prefix), or what `params` make of it, and whose drafter draws from q(prefix)."""
+    """A toy whose target samples from p(prefix), modified by `params`, and whose drafter draws from q(prefix)."""
     raw = {x: p(x) for x in prefixes(vocab_size, range(depth + 1))}
     logits = {x: law.log() for x, law in raw.items()}
     laws = {x: dense_law(row, **params) for x, row in logits.items()} if params else raw
@@ -113,8 +113,8 @@ def one_hot(token: int, vocab_size: int = 3) -> Tensor:
 def random_laws(
     seed: int, sharpness: float, vocab_size: int = 3, without: int | None = None
 ) -> Callable[[Prefix], Tensor]:
-    """A law per prefix. sharpness: of its logits (random-init models are about 1: p ≈ q hides the residual path).
-    without: an id that has probability 0."""
+    """A random distribution for each prefix. sharpness: the scale of its logits (about 1 for randomly initialised models, for which
+    p ≈ q hides the residual path). without: an id with probability 0."""
 
     def law(prefix: Prefix) -> Tensor:
         generator = torch.Generator().manual_seed(hash((seed, *prefix)) % 2**31)
@@ -128,7 +128,7 @@ def random_laws(
 
 @cache
 def toys(depth: int) -> dict[str, Toy]:
-    """The cases that a rule must survive, over 3 ids."""
+    """The cases that a rule must pass, over 3 ids."""
     p, q, other = random_laws(1, 2), random_laws(2, 2), random_laws(3, 6)
     return {
         "random": toy(p, q, depth=depth),
@@ -153,8 +153,8 @@ def toys(depth: int) -> dict[str, Toy]:
 def dense_law(
     logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
-    """The oracle for one row: temperature, min-p, top-k, top-p, one after another and renormalised after each, on all
-    of the vocabulary in float64. Of equal logits top-k keeps all, top-p the lower ids. [V] -> [V]"""
+    """The reference distribution for one row: temperature, min-p, top-k and top-p in this order, renormalised after each, over the
+    whole vocabulary in float64. Of equal logits at the limit, top-k keeps all and top-p the lower ids. [V] -> [V]"""
     law = torch.softmax(logits.to(torch.float64) / temperature, dim=0)
     if min_p > 0:
         law = torch.where(law >= min_p * law.max(), law, 0)
@@ -172,13 +172,14 @@ def dense_law(
 
 
 def sampler_for(params: Mapping[str, Any], *, prompt: Sequence[int] = (0,), seed: int = 0, **settings: Any) -> Sampler:
-    """A sampler as the engine makes it. seed: of the generator, which is not the request's seed."""
+    """A sampler like the engine's. seed: of the generator; this is not the request's seed."""
     resolved = SamplingParams(**{"temperature": 1.0, "max_tokens": 64, **params}).resolve({})
     return Sampler(resolved, prompt, torch.Generator().manual_seed(seed), **settings)
 
 
 def text_error(case: Toy, emitted: Mapping[Prefix, float]) -> float:
-    """emitted: the probability of each first 1..depth + 1 ids; the target alone writes the rest."""
+    """The largest error of a text's probability. emitted: the probability of emitting each prefix of 1..depth + 1 ids; the target alone
+    continues it."""
     errors = []
     for text in case.texts():
         got = sum(emitted.get(text[:n], 0.0) * case.text_odds(text, n) for n in range(1, len(text) + 1))
