@@ -17,7 +17,7 @@ from foredraft.sampling import SamplingParams
 from foredraft.text.outputs import Delta, RequestOutput
 from foredraft.text.request import Prompt, Request
 
-_NUM_COMPILING = 8  # threads; more than compile at once, since those that wait for one grammar count too
+_NUM_COMPILING = 8  # threads; more than can compile at once, since some only wait for a grammar that another compiles
 _CLOSED = "this AsyncLLM was shut down: make a new one"
 
 

@@ -126,7 +126,7 @@ class KVCache:
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         """Make room for this many tokens of a sequence, evicting retained regions as needed, least recently used first.
 
-        False leaves everything as it was.
+        False: there is no room, and nothing has changed.
         """
         region = self.region(seq_id)
         if num_tokens <= region.capacity:

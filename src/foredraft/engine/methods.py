@@ -119,7 +119,7 @@ def check_adapt(names: Sequence[str], *, adapt: bool) -> None:
 
 
 def _check_drafter(method: Drafter) -> None:
-    from foredraft.engine.contract import check_drafter  # an object has imported PyTorch already
+    from foredraft.engine.contract import check_drafter  # imports PyTorch, as whoever made the drafter has already done
 
     check_drafter(method)
 

@@ -127,7 +127,7 @@ def best_first(rates: Sequence[float], sibling_rates: Sequence[float], max_nodes
     """
     parents: list[int] = []
     chances: list[float] = []
-    # -chance, depth, the order of arrival, parent, rank, chance that the likelier siblings are rejected
+    # -chance, depth, the order of arrival, parent, rank, chance that the more likely siblings are rejected
     candidates = [(-rates[0], 0, 0, ROOT, 0, 1.0)]
     num_seen = 1
     while candidates and len(parents) < max_nodes:
