@@ -66,9 +66,7 @@ def generate(
     settings |= {"vocabularies": _vocabularies(tokenizer, assistant_tokenizer)}
     tensors = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
     if model.config.is_encoder_decoder:
-        settings["sources"] = _sources_of(
-            tensors
-        )  # generate passes only its own encoder's outputs to custom_generate
+        settings["sources"] = _sources_of(tensors)  # generate passes only its own encoder's outputs to custom_generate
     out: Tensor = model.generate(**tensors, custom_generate=custom_generate, draft_model=draft_model, **settings)
     return out
 
