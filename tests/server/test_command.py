@@ -54,7 +54,7 @@ def test_a_port_that_is_taken() -> None:
         taken.listen()
         result = serve("--port", str(taken.getsockname()[1]))
     assert result.exit_code == 2
-    assert "cannot listen there" in result.stderr
+    assert "cannot listen on this address" in result.stderr
 
 
 def test_keys_come_from_options_and_a_file_or_else_from_the_environment(

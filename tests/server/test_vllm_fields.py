@@ -157,10 +157,10 @@ def test_the_last_message_is_gone_on_with(client: openai.OpenAI, server: Running
 @pytest.mark.parametrize(
     ("messages", "more", "words"),
     [
-        (TALK, {"add_generation_prompt": True}, "exclude each other"),
+        (TALK, {"add_generation_prompt": True}, "mutually exclusive"),
         (TALK[:1], {}, "of the assistant"),
         ([*TALK[:1], {"role": "assistant", "content": ""}], {}, "with content"),
-        (TALK, {"chat_template_kwargs": {"continue_final_message": True}}, "must not hold"),
+        (TALK, {"chat_template_kwargs": {"continue_final_message": True}}, "must not contain"),
     ],
 )
 def test_a_continuation_that_cannot_be_is_refused(client: openai.OpenAI, messages: Any, more: Any, words: str) -> None:

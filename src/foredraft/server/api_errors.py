@@ -64,7 +64,7 @@ class ApiError(HTTPException):
 
 def internal_error() -> ApiError:
     """A 500 without a reason: the reason is logged, not sent."""
-    return ApiError(500, "the server failed on this request; its log has the reason", code="internal_error")
+    return ApiError(500, "the server failed to process this request: see its log for the reason", code="internal_error")
 
 
 def add_error_handlers(app: FastAPI) -> None:

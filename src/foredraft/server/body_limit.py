@@ -60,7 +60,7 @@ class BodyLimitMiddleware:
         return receive_limited
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body has more than {self._max_bytes} bytes", code="body_too_large")
+        return ApiError(413, f"the body is larger than {self._max_bytes} bytes", code="body_too_large")
 
 
 def _compressed(coding: str) -> ApiError:

@@ -68,7 +68,7 @@ class GenerationResponse(Response):
             work.result()
         else:
             self._timer.aborted("disconnect")
-            self._log_fields["ended"] = "the client went away"
+            self._log_fields["ended"] = "the client disconnected"
 
     async def _run(self, send: Send) -> None:
         has_started = False

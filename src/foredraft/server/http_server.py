@@ -41,7 +41,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise ForedraftError(f"{host}:{port}: cannot listen there: {error.strerror}: give another --port") from None
+        raise ForedraftError(
+            f"{host}:{port}: cannot listen on this address: {error.strerror}: give another --port"
+        ) from None
     return listener
 
 
@@ -67,7 +69,7 @@ def _raise_file_limit(max_connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
         if allowed < wanted:
             logger.warning(
-                "only %d files may be open, too few for %d connections: raise the limit (ulimit -n)",
+                "only %d files can be open at once, which is too few for %d connections: raise the limit (ulimit -n)",
                 allowed,
                 max_connections,
             )

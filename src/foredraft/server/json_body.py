@@ -69,7 +69,7 @@ def _explanation(raw: bytes, reason: str) -> ApiError:
         value = json.loads(text, parse_constant=_constant, parse_int=_integer)
     except UnicodeDecodeError as error:
         return ApiError(
-            400, f"the body is not UTF-8: it has the byte {raw[error.start]:#04x} at position {error.start}"
+            400, f"the body is not UTF-8: it contains the byte {raw[error.start]:#04x} at position {error.start}"
         )
     except json.JSONDecodeError as error:
         return ApiError(400, f"the body is not JSON: {error.msg}, at character {error.pos}")
@@ -84,7 +84,7 @@ def _constant(name: str) -> _InvalidNumber:
 
 def _integer(digits: str) -> int | _InvalidNumber:
     if len(digits) > _MAX_DIGITS:
-        return _InvalidNumber(f"a number of {len(digits.lstrip('-'))} digits is too large")
+        return _InvalidNumber(f"a number with {len(digits.lstrip('-'))} digits is too large")
     return int(digits)
 
 
@@ -133,7 +133,7 @@ def _lone_surrogate(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return f"must be valid Unicode: it has the lone surrogate \\u{ord(text[error.start]):04x} at character {error.start}"
+        return f"must be valid Unicode: it contains the lone surrogate \\u{ord(text[error.start]):04x} at character {error.start}"
     return None
 
 

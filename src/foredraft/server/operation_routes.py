@@ -22,7 +22,7 @@ def health_routes(service: Service) -> APIRouter:
     @router.get("/health", response_model=None, responses=documented(Status, {}))
     async def health() -> Response:
         if not service.is_alive:
-            raise ApiError(503, "the engine is gone", code="unavailable")
+            raise ApiError(503, "the engine has stopped", code="unavailable")
         return JSONResponse(Status(status="ok").model_dump())
 
     @router.get("/ready", response_model=None, responses=documented(Status, {}))

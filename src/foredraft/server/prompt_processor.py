@@ -76,7 +76,7 @@ class PromptProcessor:
             size = self._llm.target.traits.vocab_size
             too_large = next((token for token in ids if token >= size), None)
             if too_large is not None:
-                raise ApiError(400, f"tokens holds the id {too_large}: ids go from 0 to {size - 1}", param="tokens")
+                raise ApiError(400, f"tokens contains the id {too_large}: ids go from 0 to {size - 1}", param="tokens")
             return await asyncio.to_thread(self._llm.text_tokenizer.decode, list(ids))
 
     async def _render(self, body: TemplateFields | ResponsesRequest) -> list[int]:
@@ -109,7 +109,7 @@ class PromptProcessor:
             raise self._too_long(param, f"{count} tokens")
 
     def _too_long(self, param: str, size: str) -> ApiError:
-        message = f"{param} is too long: it has {size}, and at most {self._max_tokens} tokens are allowed"
+        message = f"{param} is too long: it has {size}, but at most {self._max_tokens} tokens are allowed"
         return ApiError(400, message, param=param, code="context_length_exceeded")
 
 

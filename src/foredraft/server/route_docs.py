@@ -10,7 +10,7 @@ from foredraft.server.wire.models import ResponseModel
 Responses = dict[int | str, dict[str, Any]]
 
 _HTTP_ERRORS = {
-    400: "The request is invalid; the message names what is wrong.",
+    400: "The request is invalid; the message says what is wrong.",
     408: "The request did not arrive, or was not finished, in time.",
     414: "The request line is too long.",
     431: "The header fields are too large.",
@@ -27,7 +27,7 @@ GENERATION_ERRORS = {
     **MODEL_ERRORS,
     **BODY_ERRORS,
     429: "Too many texts are running or waiting.",
-    500: "The server failed; its log has the reason.",
+    500: "The server failed; see its log for the reason.",
 }
 
 _EVENT_STREAM = {

@@ -108,7 +108,7 @@ class ServerSettings:
         bad = next((origin for origin in self.allowed_origins if origin != "*" and not _ORIGIN.fullmatch(origin)), None)
         if bad is not None:
             raise ForedraftError(
-                f"{bad!r} is not an origin: write it as https://example.com or http://localhost:3000, or *"
+                f"{bad!r} is not an origin: write one like https://example.com or http://localhost:3000, or *"
             )
 
     @property

@@ -101,7 +101,7 @@ class Service:
         if name is not None and name not in names:
             raise ApiError(
                 404,
-                f"there is no model {name[:200]!r}: this server has {' or '.join(map(repr, names))}",
+                f"there is no model {name[:200]!r}: this server's model is named {' or '.join(map(repr, names))}",
                 param="model",
                 code="model_not_found",
             )
@@ -119,7 +119,7 @@ class Service:
         if num_total and num_total + num_texts > max_texts and num_of_client > share:
             raise ApiError(
                 429,
-                f"{num_total} texts are running or waiting, and at most {max_texts} may: try again later",
+                f"{num_total} texts are running or waiting, but at most {max_texts} are allowed: try again later",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )

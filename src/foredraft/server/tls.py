@@ -26,13 +26,13 @@ class TlsFiles:
         except (OSError, ValueError) as error:
             files = f"{self.certfile} and {self.keyfile}" if self.keyfile else str(self.certfile)
             raise ForedraftError(
-                f"{files}: no certificate in PEM form with its private key: {_reason(error)}"
+                f"{files}: no certificate in PEM format with its private key: {_reason(error)}"
             ) from None
         if self.ca_certs is not None:
             try:
                 context.load_verify_locations(self.ca_certs)
             except (OSError, ValueError) as error:
-                raise ForedraftError(f"{self.ca_certs}: no certificates in PEM form: {_reason(error)}") from None
+                raise ForedraftError(f"{self.ca_certs}: no certificates in PEM format: {_reason(error)}") from None
 
 
 def _refuse_encrypted() -> str:

@@ -60,7 +60,9 @@ class LimitedProtocol(H11Protocol):
         if self.open_connections.admit(self):
             self._start_header_timer()
         else:
-            message = f"{self.limits.max_connections} connections are open, and all have requests: try again later"
+            message = (
+                f"{self.limits.max_connections} connections are open, and all are handling requests: try again later"
+            )
             retry = {"Retry-After": "1"}
             self._close_with(ApiError(503, message, code="too_many_connections", headers=retry))
 

@@ -78,7 +78,7 @@ class Parser(h11.Connection):
             raise self._long_line()
         max_bytes = self._limits.max_body_bytes
         if self.their_state is h11.SEND_BODY and self._num_framing_bytes - len(self.trailing_data[0]) > max_bytes:
-            message = f"the sizes and extensions of the body's chunks have more than {max_bytes} bytes"
+            message = f"the sizes and extensions of the body's chunks take up more than {max_bytes} bytes"
             raise ApiError(413, message, code="body_too_large")
 
     def _is_line_too_long(self) -> bool:
@@ -91,11 +91,11 @@ class Parser(h11.Connection):
         return self._long_line() if state is h11.IDLE and self._is_line_too_long() else self._long_headers()
 
     def _long_line(self) -> ApiError:
-        message = f"the request line has more than {self._limits.max_request_line_bytes} bytes"
+        message = f"the request line is longer than {self._limits.max_request_line_bytes} bytes"
         return ApiError(414, message, code="request_line_too_long")
 
     def _long_headers(self) -> ApiError:
-        return _too_large(f"the header fields have more than {self._limits.max_header_bytes} bytes")
+        return _too_large(f"the header fields take up more than {self._limits.max_header_bytes} bytes")
 
 
 def _too_large(message: str) -> ApiError:

@@ -104,7 +104,7 @@ class LiveObserver:
         try:
             self._observe(step)
         except Exception:  # an error here must not end any request
-            logger.exception("the live page failed and is closed")
+            logger.exception("the live page failed and has been closed")
             self.is_closed = True
 
     def _observe(self, step: Step) -> None:

@@ -83,7 +83,7 @@ def _content(name: str) -> str:
 
 
 def _unavailable(observer: LiveObserver) -> Response:
-    message = f"{observer.max_watchers} pages are watching already, which is the limit: close one of them"
+    message = f"{observer.max_watchers} pages are already watching, which is the limit: close one of them"
     if not observer.is_open:
         message = (
             "there is nothing to watch: the server is starting or shutting down, or the live page failed (see the log)"

@@ -87,7 +87,7 @@ class Replicas:
         except RayActorError as error:
             raise ReplicaLost from error
         except BackPressureError:
-            message = "too many requests wait for a replica: try again later"
+            message = "too many requests are waiting for a replica: try again later"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"}) from None
         finally:
             response.cancel()

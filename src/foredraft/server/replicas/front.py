@@ -114,7 +114,7 @@ class Front:
         if is_done:
             work.result()
         else:
-            scope[LOG_FIELDS]["ended"] = "the client went away"
+            scope[LOG_FIELDS]["ended"] = "the client disconnected"
 
     async def _relay(self, request: ForwardedRequest, exchange: _ProxiedResponse) -> None:
         try:

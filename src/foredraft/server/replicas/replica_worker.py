@@ -81,4 +81,4 @@ class Worker:
     async def check_health(self) -> None:
         """Raises ForedraftError if the engine has ended, so that Serve starts another replica."""
         if not self._app.state.service.is_alive:
-            raise ForedraftError("the engine is gone")
+            raise ForedraftError("the engine has stopped")

@@ -53,17 +53,19 @@ class TemplateFields(RequestModel):
     def _check_template_kwargs(self) -> Self:
         reserved = next((name for name in self.chat_template_kwargs or {} if name in _RESERVED), None)
         if reserved is not None:
-            raise ValueError(f"chat_template_kwargs must not hold {reserved!r}")
+            raise ValueError(f"chat_template_kwargs must not contain {reserved!r}")
         return self
 
     @model_validator(mode="after")
     def _check_continuation(self) -> Self:
         if self.continue_final_message:
             if self.add_generation_prompt:
-                raise ValueError("continue_final_message and add_generation_prompt exclude each other: leave one out")
+                raise ValueError(
+                    "continue_final_message and add_generation_prompt are mutually exclusive: leave one out"
+                )
             last = self.messages[-1] if self.messages else None
             if last is not None and (last.role != "assistant" or not last.content):
-                raise ValueError("continue_final_message needs a last message of the assistant, with content")
+                raise ValueError("continue_final_message needs the last message to be the assistant's, with content")
         return self
 
     @property
@@ -110,7 +112,7 @@ class ChatRequest(SamplingFields, TemplateFields):
     prompt_cache_options: Annotated[Any, Unsupported(reason="the prefix cache keeps what fits")] = None
     prompt_cache_retention: Annotated[Any, Unsupported("in_memory", reason="the prefix cache is in memory")] = None
     reasoning_effort: Annotated[Any, Unsupported(reason="set it in chat_template_kwargs")] = None
-    service_tier: Annotated[Any, Unsupported("auto", "default", reason="there is one tier")] = None
+    service_tier: Annotated[Any, Unsupported("auto", "default", reason="there is only one tier")] = None
     store: Annotated[Any, Unsupported(False, reason="completions are not stored")] = None
     verbosity: Annotated[Any, Unsupported(reason="ask for it in a message")] = None
     web_search_options: Annotated[Any, Unsupported(reason="there is no web search")] = None

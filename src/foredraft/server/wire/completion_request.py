@@ -33,11 +33,11 @@ def _prompts(value: Any) -> list[str | list[int]]:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a text, a list of texts, a list of token ids, or a list of such lists")
     if len(value) > MAX_TEXTS:
-        raise ValueError(f"holds {len(value)} prompts: at most {MAX_TEXTS} are allowed")
+        raise ValueError(f"contains {len(value)} prompts: at most {MAX_TEXTS} are allowed")
     kind = str if isinstance(value[0], str) else list
     for index, prompt in enumerate(value):
         if not prompt or not isinstance(prompt, kind) or (kind is list and not _is_ids(prompt)):
-            raise ValueError(f"must hold texts or lists of token ids, none empty; number {index} is neither")
+            raise ValueError(f"must contain texts or lists of token ids, none of them empty; number {index} is neither")
     return value
 
 

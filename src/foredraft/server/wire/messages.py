@@ -19,7 +19,7 @@ EchoedField = Annotated[Any, Field(description=_ECHOED)]
 
 def _text_only(part_type: str) -> str:
     if part_type != "text":
-        raise ValueError(f"{part_type[:40]!r} is not supported: the model reads text only, in parts of the type 'text'")
+        raise ValueError(f"{part_type[:40]!r} is not supported: the model reads text only, in parts of type 'text'")
     return part_type
 
 
@@ -83,7 +83,7 @@ class Message(RequestModel):
         if self.content is None and not (is_assistant and (self.tool_calls or self.refusal is not None)):
             raise ValueError("content is missing")
         if self.tool_calls and not is_assistant:
-            raise ValueError("tool_calls are allowed in an assistant's message only")
+            raise ValueError("tool_calls are allowed only in an assistant's message")
         return self
 
     def unknown_fields(self) -> Iterator[str]:

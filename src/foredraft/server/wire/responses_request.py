@@ -68,7 +68,7 @@ class ResponsesRequest(SamplingFields):
     ] = None
     conversation: Annotated[Any, Unsupported(reason=f"{_STORED}: send the items of the conversation as input")] = None
     background: Annotated[Any, Unsupported(False, reason=_STORED)] = None
-    n: Annotated[Any, Unsupported(1, reason="a response has one text")] = None
+    n: Annotated[Any, Unsupported(1, reason="a response has only one text")] = None
     top_logprobs: Annotated[Any, Unsupported(0, reason="use /v1/chat/completions")] = None
     prompt_logprobs: Annotated[Any, Unsupported(reason="use /v1/chat/completions")] = None
     return_token_ids: Annotated[Any, Unsupported(False, reason="use /v1/chat/completions")] = None
@@ -77,7 +77,7 @@ class ResponsesRequest(SamplingFields):
     prompt: Annotated[Any, Unsupported(reason=_STORED)] = None
     reasoning: Annotated[Any, Unsupported({}, reason="use chat_template_kwargs of /v1/chat/completions")] = None
     truncation: Annotated[Any, Unsupported("disabled", reason="prompts are not truncated")] = None
-    service_tier: Annotated[Any, Unsupported("auto", "default", reason="there is one tier")] = None
+    service_tier: Annotated[Any, Unsupported("auto", "default", reason="there is only one tier")] = None
     access_programs: Annotated[Any, Unsupported({}, reason="there are none")] = None
     background_options: Annotated[Any, Unsupported({}, reason=_STORED)] = None
     context_management: Annotated[Any, Unsupported([], reason="prompts are not truncated")] = None

@@ -49,21 +49,21 @@ def _bias(value: Any) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise ValueError("must be an object of token ids and numbers")
+        raise ValueError("must be an object that maps token ids to numbers")
     if len(value) > _MAX_BIASES:
-        raise ValueError(f"holds {len(value)} entries: at most {_MAX_BIASES} are allowed")
+        raise ValueError(f"contains {len(value)} entries: at most {_MAX_BIASES} are allowed")
     return {_token_id(key): _bias_value(key, bias) for key, bias in value.items()}
 
 
 def _token_id(key: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", key):
-        raise ValueError(f'holds the key {key[:40]!r}: keys are token ids, such as "42"')
+        raise ValueError(f'contains the key {key[:40]!r}: keys are token ids, such as "42"')
     return int(key)
 
 
 def _bias_value(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-        raise ValueError(f"of token {key} must be a number from -100 to 100")
+        raise ValueError(f"the value of token {key} must be a number from -100 to 100")
     return float(value)
 
 

@@ -29,7 +29,7 @@ _UNSUPPORTED: Mapping[str, _UnsupportedField] = {
     "use_beam_search": _UnsupportedField(_BEAMS, (False,)),
     "length_penalty": _UnsupportedField(_BEAMS, (1,)),
     "early_stopping": _UnsupportedField(_BEAMS, (False,)),
-    "logits_processors": _UnsupportedField("requests cannot bring code", ([],)),
+    "logits_processors": _UnsupportedField("requests cannot contain code", ([],)),
     "vllm_xargs": _UnsupportedField("there are no plugins", ({},)),
     "truncate_prompt_tokens": _UnsupportedField("prompts are not truncated: send a shorter prompt"),
     "prompt_embeds": _UnsupportedField("prompts are text or token ids"),
@@ -38,17 +38,19 @@ _UNSUPPORTED: Mapping[str, _UnsupportedField] = {
     "mm_processor_kwargs": _UnsupportedField("text only", ({},)),
     "structural_tag": _UnsupportedField("use structured_outputs.grammar"),
     "guided_whitespace_pattern": _UnsupportedField(
-        'set it in the schema, as "x-guidance": {"whitespace_pattern": ...}'
+        'set it in the schema, with "x-guidance": {"whitespace_pattern": ...}'
     ),
-    "spaces_between_special_tokens": _UnsupportedField("special tokens are decoded as the tokenizer does", (True,)),
+    "spaces_between_special_tokens": _UnsupportedField(
+        "special tokens are decoded as the tokenizer decodes them", (True,)
+    ),
     "cache_salt": _UnsupportedField("the prefix cache has no salt: set prefix_caching to false to share nothing"),
     "thinking_token_budget": _UnsupportedField("thinking tokens are not counted"),
     "repetition_detection": _UnsupportedField("not supported"),
     # SGLang's and text-generation-inference's
     "ebnf": _UnsupportedField(f"{_OTHER_NAME}structured_outputs.grammar"),
     "regex": _UnsupportedField(f"{_OTHER_NAME}structured_outputs.regex"),
-    "custom_logit_processor": _UnsupportedField("requests cannot bring code"),
-    "lora_path": _UnsupportedField("one model is served"),
+    "custom_logit_processor": _UnsupportedField("requests cannot contain code"),
+    "lora_path": _UnsupportedField("only one model is served"),
     "max_new_tokens": _UnsupportedField(f"{_OTHER_NAME}max_tokens"),
     "no_stop_trim": _UnsupportedField(f"{_OTHER_NAME}include_stop_str_in_output", (False,)),
     "do_sample": _UnsupportedField("use temperature: 0 is greedy"),
@@ -61,14 +63,14 @@ _UNSUPPORTED: Mapping[str, _UnsupportedField] = {
     "json_schema": _UnsupportedField(f"{_OTHER_NAME}response_format, or structured_outputs.json"),
     "repeat_penalty": _UnsupportedField(f"{_OTHER_NAME}repetition_penalty", (1,)),
     "repeat_last_n": _UnsupportedField("penalties apply to the whole text"),
-    "lora": _UnsupportedField("one model is served", ([],)),
+    "lora": _UnsupportedField("only one model is served", ([],)),
     "samplers": _UnsupportedField("the order is fixed: penalties, temperature, min_p, top_k, top_p"),
     "typical_p": _UnsupportedField(_TRUNCATION, (1,)),
     "tfs_z": _UnsupportedField(_TRUNCATION, (1,)),
     "top_n_sigma": _UnsupportedField(_TRUNCATION, (-1,)),
     "xtc_probability": _UnsupportedField(_TRUNCATION, (0,)),
     "mirostat": _UnsupportedField(_TRUNCATION, (0,)),
-    "dynatemp_range": _UnsupportedField("the temperature is one number", (0,)),
+    "dynatemp_range": _UnsupportedField("the temperature is a single number", (0,)),
     "dry_multiplier": _UnsupportedField(_PENALTY, (0,)),
     "no_repeat_ngram_size": _UnsupportedField(_PENALTY, (0,)),
     # of our other routes

@@ -182,7 +182,7 @@
     const rests = Object.entries(latest.resting).map(([drafter, why]) => `${drafter} is switched off: ${reasons[why] ?? why}`);
     let said = "Idle.";
     if (isRunning && series.grown("num_asked_steps", start, last) > 0) said = `Drafting with ${about.method}.`;
-    else if (isRunning && series.grown("num_steps", start, last) > 0) said = "Resting: plain decoding, since no draft pays now or none is wanted.";
+    else if (isRunning && series.grown("num_steps", start, last) > 0) said = "Resting: plain decoding, since drafts do not pay off now or are not wanted.";
     const words = [said, ...rests.map((one) => `${one}.`)].join(" ");
     const place = $("state");
     if (place.textContent !== words) place.textContent = words; // it is read out whenever it is set

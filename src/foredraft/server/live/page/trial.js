@@ -56,7 +56,7 @@ class Trial {
     });
     if (!answer.ok) return `Refused: ${await Stream.reason(answer)}`;
     this.tell(true, "Writing …");
-    let said = "The stream broke off.";
+    let said = "The stream ended early.";
     await Stream.lines(answer.body, (data) => {
       if (data === "[DONE]") return;
       const part = JSON.parse(data);
