@@ -452,7 +452,7 @@ def test_the_last_message_can_be_gone_on_with(llm: LLM) -> None:
         (output,) = llm.chat(talk, GREEDY, chat_template=template, **settings)  # type: ignore[arg-type]
         assert llm.tokenizer.decode(output.prompt_token_ids).endswith(end)
     for messages, more, words in (
-        (talk, {"add_generation_prompt": True}, "exclude each other"),
+        (talk, {"add_generation_prompt": True}, "mutually exclusive"),
         (talk[:1], {}, "of the assistant"),
         ([*talk, {"role": "assistant", "content": " "}], {}, "with text"),
         ([*talk, {"role": "assistant", "content": None}], {}, "must be a string"),

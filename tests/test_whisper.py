@@ -278,7 +278,7 @@ def test_a_draft_without_an_encoder_knows_the_text_alone() -> None:
 
 def test_an_open_language_is_asked_for() -> None:
     llm, (prompt,) = LLM(with_settings(random_model(WHISPER.config())), method="none"), sounds(1)
-    with pytest.raises(ForedraftError, match="leaves the language open: give decoder_prompt_token_ids"):
+    with pytest.raises(ForedraftError, match="does not specify the language: give decoder_prompt_token_ids"):
         llm.generate(prompt, params())
     (output,) = llm.generate(
         {**prompt, "decoder_prompt_token_ids": [2, 71, 76, NO_TIMESTAMPS]}, params(ignore_eos=False)

@@ -58,7 +58,10 @@ def user_turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
     text = _render(tokenizer, [{"role": "user", "content": _PLACEHOLDER}], add_generation_prompt=True)
     parts = text.split(_PLACEHOLDER)
     if len(parts) != 2 or not all(parts):
-        raise ForedraftError("the chat template does not enclose a user's message, so no conversation can be written")
+        raise ForedraftError(
+            "the chat template does not write a user's message exactly once between other text, so no conversation can be "
+            "written"
+        )
     opening, closing = (encode_prompt(tokenizer, part, add_special_tokens=False) for part in parts)
     return opening, closing
 
@@ -75,10 +78,12 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, 
 
 def _check_continuation(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool | None) -> None:
     if add_generation_prompt:
-        raise ForedraftError("continue_final_message and add_generation_prompt exclude each other: leave one out")
+        raise ForedraftError("continue_final_message and add_generation_prompt are mutually exclusive: leave one out")
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or not last["content"].strip():
-        raise ForedraftError("continue_final_message needs a last message of the assistant, with text as its content")
+        raise ForedraftError(
+            "continue_final_message needs the last message to be the assistant's, with text as its content"
+        )
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -151,7 +151,9 @@ class Frontend:
         """-> the prompt's text (None if there is none), its ids (the decoder's ids for audio features), and the model's inputs"""
         if isinstance(prompt, Mapping) and _FEATURES in prompt:
             if "prompt" in prompt or "prompt_token_ids" in prompt:
-                raise ForedraftError(f"give {_FEATURES} or a prompt; what the text begins with is {_DECODER_PROMPT}")
+                raise ForedraftError(
+                    f"give {_FEATURES} or a prompt, not both: the ids that the text begins with go in {_DECODER_PROMPT}"
+                )
             inputs = self._with_decoder_prompt(self.engine.model.inputs_for_features(prompt[_FEATURES]), prompt)
             return None, inputs.tokens, inputs
         self.engine.model.check_reads_text()
@@ -163,12 +165,12 @@ class Frontend:
         if not isinstance(prompt, Mapping) or _DECODER_PROMPT not in prompt:
             if self.engine.model.has_encoder and not inputs.tokens:
                 raise ForedraftError(
-                    f"the checkpoint leaves the language open: give {_DECODER_PROMPT}, the ids of its start, a language, a task "
-                    "and no timestamps, or set language in its generation_config"
+                    f"the checkpoint does not specify the language: give {_DECODER_PROMPT}, the ids of its start, a language, "
+                    "a task and no timestamps, or set language in its generation_config"
                 )
             return inputs
         if not self.engine.model.has_encoder:
-            raise ForedraftError(f"{_DECODER_PROMPT} is for encoder-decoders: put the ids into the prompt")
+            raise ForedraftError(f"{_DECODER_PROMPT} is for encoder-decoders: put the ids in the prompt")
         return inputs._replace(tokens=_checked_ids(prompt[_DECODER_PROMPT]))
 
     def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:

@@ -20,7 +20,9 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_
     _check_unicode("prompt", text)
     ids = _ids(tokenizer, text, add_special_tokens=add_special_tokens)
     if not ids:
-        raise ForedraftError("prompt is empty: it must have at least one token, and this tokenizer adds none itself")
+        raise ForedraftError(
+            "prompt is empty: it must have at least one token, and this tokenizer adds none of its own"
+        )
     return ids
 
 
@@ -54,7 +56,7 @@ def _check_unicode(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ForedraftError(
-            f"{name} must be valid Unicode: it has the lone surrogate {text[error.start]!r} at character {error.start}"
+            f"{name} must be valid Unicode: it contains the lone surrogate {text[error.start]!r} at character {error.start}"
         ) from None
 
 

@@ -66,8 +66,8 @@ HOSTILE = {
         StructuredOutputs(json={"allOf": [{"type": "integer", "multipleOf": k} for k in (97, 89, 83)]}),
         "more than 1 s of processor time",
     ),
-    "deep rules": (StructuredOutputs(grammar=chain(9000)), "nested too deep"),
-    "deep references": (StructuredOutputs(json=nested_refs(1000)), "nested too deep"),
+    "deep rules": (StructuredOutputs(grammar=chain(9000)), "nested too deeply"),
+    "deep references": (StructuredOutputs(json=nested_refs(1000)), "nested too deeply"),
     "long literal": (StructuredOutputs(grammar=f'start: "{"ab" * 20_000}"'), "same 40000 bytes"),
     # which of its limits it meets first depends on how fast the machine is
     "repetitions": (
@@ -101,7 +101,7 @@ def test_what_takes_too_much_to_compile_is_refused_with_the_field_and_the_limit(
 
 def test_memory_for_one_grammar_is_bounded(tokenizer: PreTrainedTokenizerBase) -> None:
     many = StructuredOutputs(choice=[f"c{i * 7919 % 100003}" for i in range(75_000)])
-    with pytest.raises(ForedraftError, match="MiB when it is compiled"):
+    with pytest.raises(ForedraftError, match="MiB to compile"):
         Grammars(tokenizer, [END], limits=GrammarLimits(compile_bytes=2**20)).compile(many)
 
 
@@ -149,7 +149,7 @@ def test_a_request_may_take_so_much_and_so_much_for_each_token(tokenizer: PreTra
     walk = walk_with_clock(tokenizer, base_seconds=3.5, seconds_per_token=0.0)
     for length in range(4):
         walk.allowed([letter] * length, [])
-    with pytest.raises(ForedraftError, match=r"structured_outputs.regex: its masks take more than 3.5 s and 0 ms"):
+    with pytest.raises(ForedraftError, match=r"structured_outputs.regex: its masks take more than 3.5 s plus 0 ms"):
         walk.allowed([letter] * 4, [])
     free = walk_with_clock(tokenizer, base_seconds=3.5, seconds_per_token=1.0)
     for length in range(20):

@@ -198,7 +198,7 @@ class Grammars:
     def _read_tokenizer(self) -> LLTokenizer:
         end_ids = [i for i in self._end_ids if i < len(self._hf_tokenizer)]
         if not end_ids:
-            raise ForedraftError("structured_outputs needs an end-of-sequence id, and the checkpoint names none")
+            raise ForedraftError("structured_outputs needs an end-of-sequence id, but the checkpoint names none")
         try:
             return llguidance.hf.from_tokenizer(self._hf_tokenizer, eos_token=end_ids)
         except Exception as error:  # llguidance raises exceptions of any type here

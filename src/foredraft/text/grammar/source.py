@@ -35,18 +35,18 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-_TOO_MUCH = "it takes more memory and time than a grammar may: make its counts smaller"
+_TOO_MUCH = "it takes more memory and time than a grammar is allowed: make its counts smaller"
 _REASONS = (
     (r"NoExtension", "no text satisfies it"),
     (
         r".*Current row has \d+ items; max is (\d+)",
-        r"there are more than \1 ways to go on at one place: make it unambiguous, or give it fewer optional properties or "
-        r"alternatives",
+        r"there are more than \1 ways to continue at one position: make it unambiguous, or give it fewer optional properties "
+        r"or alternatives",
     ),
     (
         r".*Too many items \(limit (\d+)",
-        r"going on at one place takes more than \1 steps of the parser: make it unambiguous, or give it fewer optional properties "
-        r"or alternatives",
+        r"continuing at one position takes more than \1 steps of the parser: make it unambiguous, or give it fewer optional "
+        r"properties or alternatives",
     ),
     (r"ParserTooComplex|LexerTooComplex|lexer error: too many", _TOO_MUCH),
 )

@@ -62,8 +62,8 @@ class Trials:
         if signal in (SIGXCPU, SIGKILL):
             return f"it takes more than {self._limits.compile_seconds} s of processor time to compile: make it smaller"
         if signal == SIGABRT:
-            return f"it takes more than {self._limits.compile_bytes >> 20} MiB when it is compiled: make it smaller"
-        return "its rules or schemas are nested too deep to compile: make them flatter"
+            return f"it takes more than {self._limits.compile_bytes >> 20} MiB to compile: make it smaller"
+        return "its rules or schemas are nested too deeply to compile: make them flatter"
 
 
 class _Worker:
@@ -90,7 +90,7 @@ class _Worker:
             self._process = None
             _end(process)
         raise ForedraftError(
-            "structured_outputs: the process that compiles grammars cannot be run: see that it may start"
+            "structured_outputs: the process that compiles grammars cannot be run: make sure that it is allowed to start"
         )
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -207,8 +207,8 @@ class GrammarWalk:
     def _spent(self) -> str:
         limits = self._grammar.limits
         return (
-            f"{self._field}its masks take more than {limits.base_seconds:g} s and {limits.seconds_per_token * 1000:g} ms a token "
-            f"of processor time: make it less ambiguous, or smaller"
+            f"{self._field}its masks take more than {limits.base_seconds:g} s plus {limits.seconds_per_token * 1000:g} ms "
+            f"per token of processor time: make it less ambiguous or smaller"
         )
 
 

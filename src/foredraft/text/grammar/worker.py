@@ -71,7 +71,7 @@ def _problem_of(matcher: LLMatcher, max_forced_bytes: int) -> str:
         return "NoExtension"
     forced = b"" if matcher.is_error() else matcher.compute_ff_bytes()
     if len(forced) > max_forced_bytes:
-        return f"every text begins with the same {len(forced)} bytes, and {max_forced_bytes} are the most"
+        return f"every text begins with the same {len(forced)} bytes, but at most {max_forced_bytes} are allowed"
     if forced and not matcher.is_error():
         matcher.try_consume_tokens(list(forced))
         if not matcher.is_error() and not matcher.is_stopped():
