@@ -335,5 +335,5 @@ def test_a_recording_without_drafts_or_numbers(open_page: Callable[..., Any], tm
     lines[3].update(draft=[], own={"id": 9, "text": "", "p": None, "p_raw": None, "origin": "plain"})
     page = open_page(write_page(read_trace(written(lines, tmp_path)), tmp_path / "page.html"))
     assert "Nothing was drafted" in page.inner_text("main")
-    assert "broke off" in page.inner_text("main")
+    assert "recording ended early" in page.inner_text("main")
     assert "#9" in page.inner_text("#round-rows")

@@ -75,7 +75,10 @@ def test_a_recording_that_broke_off_is_read_as_far_as_it_goes(num_lines: int, tm
 
 FAULTS: dict[str, tuple[Callable[[Lines], object], str]] = {
     "not a header": (lambda lines: lines.pop(0), "not a trace: its first line must be a header"),
-    "another version": (lambda lines: lines[0].update(version=2), "version 2 of the trace format: this foredraft"),
+    "another version": (
+        lambda lines: lines[0].update(version=2),
+        "version 2 of the trace format, but this version of foredraft",
+    ),
     "no version": (lambda lines: lines[0].pop("version"), "version None"),
     "two headers": (lambda lines: lines.insert(1, lines[0]), "line 2: a second header"),
     "an unknown line": (lambda lines: lines[2].update(type="stride"), "line 3: "),
@@ -85,9 +88,9 @@ FAULTS: dict[str, tuple[Callable[[Lines], object], str]] = {
     "no number": (lambda lines: lines[2].update(draft="fast"), "line 3: step.draft: "),
     "a step left out": (lambda lines: lines.pop(2), "line 3: a round of step 0 must follow that step's own line"),
     "steps out of order": (lambda lines: lines[4].update(step=2), "line 5: step 2, but step 1 was expected"),
-    "a text twice": (lambda lines: lines.insert(2, lines[1]), "line 3: text 0 has begun before"),
+    "a text twice": (lambda lines: lines.insert(2, lines[1]), "line 3: text 0 has already begun"),
     "an unknown text": (lambda lines: lines[3].update(text=4), "line 4: text 4 has not begun"),
-    "a round too late": (lambda lines: lines.insert(7, {**lines[5], "at": 3}), "line 8: text 0 has ended"),
+    "a round too late": (lambda lines: lines.insert(7, {**lines[5], "at": 3}), "line 8: text 0 has already ended"),
     "a gap": (lambda lines: lines[5].update(at=3), "line 6: text 0 has 2 tokens, but this round begins at 3"),
     "other tokens": (lambda lines: lines[6].update(token_ids=[5, 7, 9]), "line 7: the rounds of text 0 do not produce"),
     "other counts": (

@@ -92,8 +92,8 @@ def test_the_data_is_the_trace(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_broke_off_says_so(tmp_path: Path) -> None:
-    assert "broke off" not in page(sound(), tmp_path)
-    assert "broke off" in page(sound()[:-2], tmp_path)
+    assert "recording ended early" not in page(sound(), tmp_path)
+    assert "recording ended early" in page(sound()[:-2], tmp_path)
 
 
 def test_nothing_to_show_is_refused(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def _check_header(line: str, name: str) -> None:
         )
     if header.get("version") != VERSION:
         raise ForedraftError(
-            f"{name}: version {header.get('version')!r} of the trace format: this foredraft reads version {VERSION}"
+            f"{name}: version {header.get('version')!r} of the trace format, but this version of foredraft reads version {VERSION}"
         )
 
 
@@ -109,7 +109,7 @@ class _Builder:
                 self.headers.append(line)
             case TextLine():
                 if line.text in self.begins:
-                    raise ForedraftError(f"{where}: text {line.text} has begun before")
+                    raise ForedraftError(f"{where}: text {line.text} has already begun")
                 self.begins[line.text], self.rounds[line.text] = line, []
             case StepLine():
                 if line.step != len(self.steps):
@@ -145,7 +145,7 @@ class _Builder:
         if text not in self.begins:
             raise ForedraftError(f"{where}: text {text} has not begun")
         if text in self.ends:
-            raise ForedraftError(f"{where}: text {text} has ended")
+            raise ForedraftError(f"{where}: text {text} has already ended")
 
     def _check_end(self, where: str, line: EndLine) -> None:
         trace = TextTrace(self.begins[line.text], tuple(self.rounds[line.text]), line)

@@ -24,5 +24,5 @@ def three_js() -> str:
     begin, following = page.find(_BEGIN), page.find(_NEXT)
     end = page.rfind(_FUNCTION, 0, following)
     if not 0 <= begin < end:
-        raise ForedraftError("the installed trimesh has no three.js of a known form: install trimesh>=5.2,<6")
+        raise ForedraftError("the installed trimesh has no three.js in a known format: install trimesh>=5.2,<6")
     return page[begin:end]

@@ -113,7 +113,7 @@ const Data = (() => {
     if (round.draft.length === 0 && round.own) return `No draft. The target wrote ${quoted(round.own)}.`;
     const branches = isTree(round) ? ` in a tree of ${endsOf(round)} branches` : "";
     const parts = [`${round.draft.length} drafted${branches}, ${accepted} accepted.`];
-    if (rejected) parts.push(`${rejected} fell, and the target wrote ${quoted(round.own)}.`);
+    if (rejected) parts.push(`The target rejected ${rejected} and wrote ${quoted(round.own)}.`);
     else if (round.own) parts.push(`The whole ${branches ? "branch" : "draft"} was accepted, and the target added ${quoted(round.own)}.`);
     else parts.push("The text ended there.");
     return parts.join(" ");
