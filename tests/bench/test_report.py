@@ -195,7 +195,7 @@ def test_a_broken_promise_is_spelt_out() -> None:
 def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = run_bench(LLM(num_threads=1), None, Workload.of(["a"]), SamplingParams(max_tokens=2, temperature=0.0))
-    with pytest.raises(ForedraftError, match="cannot be a report's directory"):
+    with pytest.raises(ForedraftError, match="cannot be used as the report's directory"):
         write_report(found, tmp_path / "file")
     (tmp_path / "report.md").mkdir()
     with pytest.raises(ForedraftError, match=r"report\.md: cannot be written"):

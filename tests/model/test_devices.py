@@ -116,8 +116,8 @@ def test_the_cache_may_take_what_the_fullest_device_has_for_its_layers(monkeypat
         ({"device_map": {"model": "disk"}}, "leaves model on disk"),
         ({"device_map": {"": "meta"}}, "leaves the model on meta"),
         ({"device_map": {"model": 0, "lm_head": "cpu"}}, "leaves lm_head on cpu"),
-        ({"device_map": "auto", "device": "cpu"}, "device_map says where the weights lie, and device too"),
-        ({"device_map": "auto", "tp_plan": "auto"}, "device_map says where the weights lie, and tp_plan too"),
+        ({"device_map": "auto", "device": "cpu"}, "device_map and device both say where the weights are placed"),
+        ({"device_map": "auto", "tp_plan": "auto"}, "device_map and tp_plan both say where the weights are placed"),
     ],
     ids=str,
 )

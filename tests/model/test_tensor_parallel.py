@@ -242,7 +242,7 @@ def test_heads_that_cannot_be_shared(
     ("settings", "words"),
     [
         ({"tp_plan": "rowwise"}, 'tp_plan must be "auto"'),
-        ({"tp_plan": "auto", "device": "cpu"}, "tp_plan says where the weights lie, and device too"),
+        ({"tp_plan": "auto", "device": "cpu"}, "tp_plan and device both say where the weights are placed"),
         ({"tp_plan": "auto", "quantization": "int8"}, "leave quantization out"),
     ],
     ids=str,

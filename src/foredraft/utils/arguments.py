@@ -96,7 +96,7 @@ def check_token_tree(tree: object) -> Sequence[Sequence[int]] | str:
     is_list = isinstance(tree, Sequence) and not isinstance(tree, str) and len(tree) > 0
     if not is_list or not all(_is_path(path) for path in tree):  # type: ignore[attr-defined]
         raise ForedraftError(
-            f'speculative_token_tree must be "{AUTO}", "{NO_TREES}" or a list of lists of ranks, as [[0], [1], [0, 0]], '
+            f'speculative_token_tree must be "{AUTO}", "{NO_TREES}" or a list of lists of ranks, such as [[0], [1], [0, 0]], '
             f"not {shown(tree)}"
         )
     return tree  # type: ignore[return-value]
@@ -129,7 +129,7 @@ def check_devices(device: str, device_map: object, tp_plan: object, quantization
     given = [name for name, value in (("device_map", device_map), ("tp_plan", tp_plan)) if value is not None]
     if len(given) > 1 or (given and device != AUTO):
         other = "tp_plan" if len(given) > 1 else "device"
-        raise ForedraftError(f"{given[0]} says where the weights lie, and {other} too: leave one of them out")
+        raise ForedraftError(f"{given[0]} and {other} both say where the weights are placed: leave one of them out")
     if tp_plan is not None and quantization not in (None, "none"):
         raise ForedraftError("tp_plan splits floating-point weights: leave quantization out")
 
@@ -152,7 +152,7 @@ def refuse_offloaded(device_map: Mapping[str, object]) -> None:
     for name, place in places.items():
         if place in _NO_DEVICES or (place == "cpu" and has_gpus):
             raise ForedraftError(
-                f"the device map leaves {name or 'the model'} on {place}, from where each pass would fetch it: use devices "
+                f"the device map leaves {name or 'the model'} on {place}, from which each pass would have to fetch it: use devices "
                 "that hold all weights, a smaller dtype or a smaller model"
             )
 

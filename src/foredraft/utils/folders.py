@@ -38,4 +38,4 @@ def make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ForedraftError(f"{directory}: cannot be a report's directory: {error.strerror}") from None
+        raise ForedraftError(f"{directory}: cannot be used as the report's directory: {error.strerror}") from None

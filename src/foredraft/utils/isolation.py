@@ -33,7 +33,7 @@ def run_isolated(
         if not items:
             raise
         first = error
-    logger.warning("a step of %d sequences failed: %s; it is repeated in parts", len(items), brief(first))
+    logger.warning("a step of %d sequences failed: %s; it is retried in parts", len(items), brief(first))
     results, num_failed, parts = list[R](), 0, [items]
     while parts:
         part = parts.pop()
@@ -63,7 +63,7 @@ class Shield:
             if id(owner) not in self._logged:
                 self._logged.add(id(owner))
                 logger.warning(
-                    "%s failed: %s; requests go on without it, and its later errors are not logged",
+                    "%s failed: %s; requests continue without it, and its later errors are not logged",
                     type(owner).__name__,
                     brief(error),
                 )
