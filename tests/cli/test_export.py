@@ -28,7 +28,7 @@ def test_what_tuning_found_is_exported(tuned: Path) -> None:
     assert options_of(result.stdout)["speculative_config"]["num_speculative_tokens"] == 3
     first, second, *differences = result.stderr.splitlines()
     assert first == "Measured with foredraft (A processor, today): Use ngram with 3 draft tokens."
-    assert second == "Different with vLLM 0.32:"
+    assert second == "Differences with vLLM 0.32:"
     assert all(line.startswith("- ") for line in differences)
 
 

@@ -105,7 +105,7 @@ def test_quality_on_no_text_is_one_line(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff" * 100)
     draft = ("--model", EMBEDDED / "draft", *QUICK)
     assert_refused(run("inspect", *draft, "--quality", short), "too short")
-    assert_refused(run("inspect", *draft, "--quality", binary), "binary.txt is no UTF-8 text")
+    assert_refused(run("inspect", *draft, "--quality", binary), "binary.txt is not UTF-8 text")
     assert_refused(run("inspect", *draft, "--quality", tmp_path / "none.txt"), "none.txt", "cannot be read")
     assert_refused(run("inspect", *draft, "--quality", short, "--no-load"), "--no-load")
     assert_refused(run("inspect", *draft, "--quantization", "int3"), "int3")

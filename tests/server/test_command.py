@@ -25,7 +25,7 @@ def serve(*args: str) -> Any:
         (("--host", "::"), "--api-key"),
         (("--host", "nobody.invalid", "--api-key", "x"), "no address"),
         (("--api-key", ""), "empty"),
-        (("--max-body", "much"), "no amount of memory"),
+        (("--max-body", "much"), "not an amount of memory"),
         (("--max-body", "0"), "max_body_bytes"),
         (("--request-timeout", "soon"), "duration"),
         (("--request-timeout", "0"), "request_seconds"),
@@ -71,7 +71,7 @@ def test_keys_come_from_options_and_a_file_or_else_from_the_environment(
     assert api_keys(None, None) == ()
 
 
-@pytest.mark.parametrize(("text", "words"), [("", "holds no key"), ("# a comment\n\n", "holds no key")])
+@pytest.mark.parametrize(("text", "words"), [("", "contains no keys"), ("# a comment\n\n", "contains no keys")])
 def test_a_file_without_a_key_opens_nothing(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ForedraftError, match=words):

@@ -125,7 +125,7 @@ def test_training_brings_the_head_nearer(kind: str, toy: Path, text: Path, tmp_p
     ("args", "message"),
     [
         (("--kind", "pard"), "--kind pard: PARD is an ordinary draft model: foredraft train distill --parallel-tokens"),
-        (("--kind", "dflash", "--markov-rank", "8"), "--markov-rank is not for --kind dflash"),
+        (("--kind", "dflash", "--markov-rank", "8"), "--markov-rank does not apply to --kind dflash"),
         (("--kind", "dflash", "--mask-token", "4096"), "--mask-token must be an id of the target, 0 to 4095, not 4096"),
         (("--kind", "dspark", "--markov-kind", "lstm"), "--markov-kind one of vanilla, gated, rnn"),
         (("--kind", "dspark", "--block-size", "1"), "--block-size at least 2"),

@@ -96,7 +96,7 @@ def test_an_exit_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> No
         ((), "--kind exit needs --exit-layer"),
         (("--exit-layer", "3"), "--exit-layer must be from 1 to 2, not 3"),
         (("--exit-layer", "1", "--adapter-size", "20"), "--adapter-size must be a multiple of 32, or 0, not 20"),
-        (("--exit-layer", "1", "--unroll", "2"), "--unroll is not for --kind exit: leave it out"),
+        (("--exit-layer", "1", "--unroll", "2"), "--unroll does not apply to --kind exit: leave it out"),
     ],
 )
 def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str) -> None:

@@ -156,10 +156,10 @@ def test_heads_are_trained_further(toy: Path, text: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--unroll", "2"), "--unroll is not for --kind medusa: leave it out"),
+        (("--unroll", "2"), "--unroll does not apply to --kind medusa: leave it out"),
         (
             ("--kind", "eagle3", "--heads", "2"),
-            "--heads is not for --kind eagle3: leave it out",
+            "--heads does not apply to --kind eagle3: leave it out",
         ),
         (("--heads", "0"), "--heads and --layers must be at least 1"),
         (("--decay", "1.5"), "--decay above 0 and at most 1"),

@@ -98,7 +98,7 @@ class _Chat:
             typer.echo()
             return None
         except UnicodeDecodeError:
-            raise ForedraftError("standard input is no UTF-8 text") from None
+            raise ForedraftError("standard input is not UTF-8 text") from None
         except KeyboardInterrupt:
             if not self._is_interactive:
                 raise

@@ -41,7 +41,7 @@ def demo(
     A model with a chat template answers a built-in question instead.
     """
     if trace is not None and as_json:
-        raise ForedraftError("--trace records the text that is shown, and --json shows none: leave one of them out")
+        raise ForedraftError("--trace records the text that is shown, but --json shows none: leave one of them out")
     from foredraft.sampling import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)

@@ -95,9 +95,7 @@ class ListeningOptions:
         if self.ray_address is not None and not self.ray:
             raise ForedraftError("--ray-address is for a supervised server: give --ray too")
         if self.ray and not self.port:
-            raise ForedraftError(
-                "--port 0 does not go with --ray: clients find a server that starts again at the same port"
-            )
+            raise ForedraftError("--port 0 cannot be used with --ray: clients find a restarted server at the same port")
 
 
 @app.command("draft-server")

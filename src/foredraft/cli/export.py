@@ -54,7 +54,7 @@ def export(
     cannot express are rejected, with the nearest ones that it can.
     """
     if engine not in ENGINES:
-        raise ForedraftError(f"unknown engine {engine!r}: known are {', '.join(ENGINES)}")
+        raise ForedraftError(f"unknown engine {engine!r}: give one of {', '.join(ENGINES)}")
     models.check(has_weights=False)
     exporter = ENGINES[engine]
     text, differences = exporter.export(choice_of(models.settings()), head_output)
@@ -73,4 +73,4 @@ def _measured(measured: Mapping[str, Any]) -> list[str]:
 
 
 def _announced(engine: Engine, differences: tuple[str, ...]) -> list[str]:
-    return [f"Different with {engine.title} {engine.version}:", *(f"- {each}" for each in differences)]
+    return [f"Differences with {engine.title} {engine.version}:", *(f"- {each}" for each in differences)]

@@ -66,7 +66,7 @@ def generate(
     check_trace(trace)
     batch = read_prompts(prompt, prompts)
     if compare and len(batch) > 1:
-        raise ForedraftError(f"--compare takes one prompt, and there are {len(batch)}")
+        raise ForedraftError(f"--compare takes one prompt, but there are {len(batch)}")
     llm = models.load()
     if as_json:
         _generate_json(llm, batch, params, trace, compare=compare)

@@ -33,7 +33,7 @@ def read_prompts_file(file: Path) -> list[Prompt]:
     """A prompt per line; in a .jsonl file an object per line."""
     lines = [(number, line) for number, line in enumerate(read_text(file).split("\n"), start=1) if line.strip()]
     if not lines:
-        raise ForedraftError(f"{file} holds no prompt: give one per line")
+        raise ForedraftError(f"{file} contains no prompts: give one per line")
     if file.suffix != ".jsonl":
         return [line for _, line in lines]
     return [_parse_prompt(line, f"{file}, line {number}") for number, line in lines]
@@ -43,7 +43,7 @@ def _parse_prompt(line: str, where: str) -> Prompt:
     try:
         prompt = json.loads(line)
     except ValueError as error:
-        raise ForedraftError(f"{where}: no JSON ({error})") from None
+        raise ForedraftError(f"{where}: not JSON ({error})") from None
     if not isinstance(prompt, dict) or not ("prompt" in prompt or "prompt_token_ids" in prompt):
         raise ForedraftError(f'{where}: needs an object with "prompt" or "prompt_token_ids"')
     return prompt
@@ -60,7 +60,7 @@ def _decode(raw: bytes, where: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise ForedraftError(f"{where} is no UTF-8 text: byte {error.start} cannot be decoded") from None
+        raise ForedraftError(f"{where} is not UTF-8 text: byte {error.start} cannot be decoded") from None
 
 
 def require_writable(file: Path) -> None:
@@ -82,7 +82,7 @@ def parse_seconds(duration: str) -> float:
     """A time as people write it: 90, 90s, 1.5m, 2h."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", duration.strip())
     if match is None:
-        raise ForedraftError(f"a duration is a number with s, m or h behind it, as 90s or 2m, not {duration!r}")
+        raise ForedraftError(f"a duration is a number followed by s, m or h, such as 90s or 2m, not {duration!r}")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
@@ -93,4 +93,6 @@ def parse_bytes(size: str) -> int:
     try:
         return int(TypeAdapter(ByteSize).validate_python(size))
     except ValidationError:
-        raise ForedraftError(f"{size!r} is no amount of memory: write it as 512MiB, 2GB or a number of bytes") from None
+        raise ForedraftError(
+            f"{size!r} is not an amount of memory: write it like 512MiB, 2GB or a number of bytes"
+        ) from None

@@ -88,7 +88,7 @@ def inspect(
     text = None if quality is None else read_text(quality)
     inspection = _inspect(models, load, None if coverage is None else read_text(coverage))
     if coverage is not None and inspection.head is None and inspection.draft is None:
-        raise ForedraftError("--coverage is of a draft's vocabulary: give --draft-model")
+        raise ForedraftError("--coverage is about a draft's vocabulary: give --draft-model")
     report = None if text is None or not inspection.fits else _measure_quality(models, text, quality_tokens)
     if as_json:
         typer.echo(json.dumps(inspection.as_dict() | {"quality": None if report is None else asdict(report)}))

@@ -19,7 +19,7 @@ def api_keys(options: Sequence[str] | None, file: Path | None) -> tuple[str, ...
     """
     of_file = [] if file is None else _lines(read_text(file))
     if file is not None and not of_file:
-        raise ForedraftError(f"{file} holds no key: give one a line")
+        raise ForedraftError(f"{file} contains no keys: give one per line")
     keys = [*(options or ()), *of_file]
     if not keys and VARIABLE in os.environ:
         keys = _lines(os.environ[VARIABLE]) or [""]

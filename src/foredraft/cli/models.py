@@ -210,7 +210,7 @@ class ModelOptions:
             values = None
         if not isinstance(values, dict):
             raise ForedraftError(
-                f"--head-settings must be a JSON object, as '{{\"norm_before_residual\": true}}', not {shown(self.head_settings)}"
+                f"--head-settings must be a JSON object, such as '{{\"norm_before_residual\": true}}', not {shown(self.head_settings)}"
             )
         return values
 

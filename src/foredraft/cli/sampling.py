@@ -132,7 +132,7 @@ class StructureOptions:
         if not given:
             return None
         if len(given) > 1:
-            raise ForedraftError(f"a text has one form: give {' or '.join(given)}")
+            raise ForedraftError(f"a text can have only one form: give {' or '.join(given)}")
         return StructuredOutputs(
             json=self._schema(),
             regex=self.regex,

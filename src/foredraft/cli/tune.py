@@ -110,9 +110,9 @@ def _require_consent(output: Path, overwrite: bool) -> None:
     if overwrite or not output.exists():
         return
     if not sys.stdin.isatty() or not sys.stderr.isatty():
-        raise ForedraftError(f"{output} is there already: give --overwrite to replace it, or another --output")
-    if not typer.confirm(f"{output} is there already: replace it?", err=True):
-        raise ForedraftError(f"{output} stays as it is: give another --output")
+        raise ForedraftError(f"{output} already exists: give --overwrite to replace it, or another --output")
+    if not typer.confirm(f"{output} already exists: replace it?", err=True):
+        raise ForedraftError(f"{output} is left unchanged: give another --output")
 
 
 def _write(result: TuneResult, models: ModelOptions, output: Path) -> None:

@@ -23,8 +23,8 @@ def certificate_tables(certificate: Certificate) -> list[Table]:
 
 def certificate_lines(certificate: Certificate) -> list[str]:
     """What applies to all tests together; the verdict comes last."""
-    rows = "bit-exact" if certificate.row_exact else f"not bit-exact: ties up to {certificate.tie:.1e} are let through"
-    left_out = [f"left out: {line}" for line in certificate.left_out]
+    rows = "bit-exact" if certificate.row_exact else f"not bit-exact: ties up to {certificate.tie:.1e} are accepted"
+    left_out = [f"skipped: {line}" for line in certificate.left_out]
     rejected = sum(control.rejected for control in certificate.controls)
     odds = f"false alarm at most {certificate.false_alarm:.0e}, " if certificate.false_alarm else ""
     reason = f": {certificate.reason}" if certificate.reason else ""
@@ -40,7 +40,7 @@ def certificate_lines(certificate: Certificate) -> list[str]:
 
 def _tests(certificate: Certificate) -> Table:
     title = f"{certificate.method}, temperature {certificate.temperature:g}"
-    table = _table({title: "left", "looked at": "right", "found": "left", "odds": "left", "": "left"})
+    table = _table({title: "left", "examined": "right", "found": "left", "odds": "left", "": "left"})
     for check in certificate.checks:
         table.add_row(f"{check.name}, {check.kind}", _looked_at(check), check.detail, check.odds, _mark(check.passed))
     return table

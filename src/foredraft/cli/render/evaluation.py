@@ -21,7 +21,7 @@ _HEAD = (
     "temperature",
     "Σmin(p, q)",
     "γ",
-    "acceptance by place",
+    "acceptance by position",
     "τ",
     "τ measured",
     "predicted speedup",
@@ -74,7 +74,7 @@ def print_evaluation(reports: Sequence[KindReport], speeds: Sequence[SpeedPredic
         for gamma, expected in report.expected.items()
     ]
     console = output_console()
-    console.print(table_of(_HEAD, rows, left=("text", "acceptance by place")))
+    console.print(table_of(_HEAD, rows, left=("text", "acceptance by position")))
     write_lines(console, _missing_texts(reports))
 
 

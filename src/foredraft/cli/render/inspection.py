@@ -66,7 +66,7 @@ def _vocabulary_lines(report: VocabularyReport | None) -> list[str]:
     way = _WAYS[report.method]
     if report.agreement is None:
         return [f"vocabularies: {way}"]
-    chosen = "" if report.is_chosen else ", as asked for"
+    chosen = "" if report.is_chosen else ", as requested"
     return [
         f"vocabularies: {way}{chosen}; on the {report.text} text {100 * report.agreement:.0f} % of the draft's ids agree in place, "
         f"and it has {report.draft_bytes_per_id:.2f} bytes per id against {report.target_bytes_per_id:.2f}"
@@ -178,7 +178,7 @@ def _by_precision(amounts: dict[str, int]) -> str:
 
 
 def _head_weights(head: HeadReport) -> str:
-    borrowed = f"; the target's {' and '.join(head.borrows)} beside them" if head.borrows else ""
+    borrowed = f"; in addition, the target's {' and '.join(head.borrows)}" if head.borrows else ""
     here = _both(head.predicted.weight_bytes, head.measured.weight_bytes if head.measured else None)
     return f"{_by_precision(head.weight_bytes)}{borrowed}; as it would run: {here}"
 
@@ -205,14 +205,14 @@ def _open_settings(head: HeadReport) -> str:
 
 _HEAD_ROWS: dict[str, Callable[[HeadReport], str]] = {
     "name": lambda head: head.name,
-    "kind": lambda head: f"{head.kind}, in the form of {head.form}",
+    "kind": lambda head: f"{head.kind}, in the format of {head.form}",
     "size": _layers,
     "reads": lambda head: f"{'; '.join(head.reads)} (taps {', '.join(map(str, head.taps))})",
     "vocabulary": _vocabulary,
     "weights": _head_weights,
     "per token": _head_cache,
     "a draft token reads": _step,
-    "trained on": lambda head: "" if head.training_len is None else f"texts of {head.training_len:,} tokens at most",
-    "left open": _open_settings,
+    "trained on": lambda head: "" if head.training_len is None else f"texts of at most {head.training_len:,} tokens",
+    "unspecified": _open_settings,
     "notes": lambda head: "; ".join(head.notes),
 }

@@ -92,7 +92,7 @@ class AccessOptions:
         """None without a certificate. Raises ForedraftError for files that cannot be used."""
         if self.ssl_certfile is None:
             if self.ssl_keyfile or self.ssl_ca_certs:
-                raise ForedraftError("--ssl-keyfile and --ssl-ca-certs go with a certificate: give --ssl-certfile too")
+                raise ForedraftError("--ssl-keyfile and --ssl-ca-certs need a certificate: give --ssl-certfile too")
             return None
         from foredraft.server.tls import TlsFiles
 

@@ -119,7 +119,7 @@ class HeadKindOptions:
         unusable = next((name for name in given if name not in _KINDS[kind].fields), None)
         missing = next((name for name in _KINDS[kind].needed if name not in given), None)
         if unusable is not None:
-            raise ForedraftError(f"{_flag(unusable)} is not for --kind {kind}: leave it out")
+            raise ForedraftError(f"{_flag(unusable)} does not apply to --kind {kind}: leave it out")
         if missing is not None:
             raise ForedraftError(f"--kind {kind} needs {_flag(missing)}")
         return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
