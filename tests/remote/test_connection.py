@@ -123,8 +123,11 @@ def test_nobody_there_is_one_line(line: Line, connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (Answer(1, "its drafter has another vocabulary").pack(), "refuses: its drafter has another vocabulary"),
-        (b"\x93\x09\x01\xa0", "protocol 9, and this is protocol"),
+        (
+            Answer(1, "its drafter has another vocabulary").pack(),
+            "refuses to draft: its drafter has another vocabulary",
+        ),
+        (b"\x93\x09\x01\xa0", "it uses protocol 9, but this side uses protocol"),
     ],
 )
 def test_a_refusal_is_one_line(line: Line, connection: Connection, frame: bytes, words: str) -> None:

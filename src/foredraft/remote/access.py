@@ -29,7 +29,7 @@ class DraftServerAccess:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.address, str) and _ADDRESS.fullmatch(self.address)):
-            raise ForedraftError(f"draft_server must be an address, as tcp://127.0.0.1:5757, not {shown(self.address)}")
+            raise ForedraftError(f"draft_server needs an address like tcp://127.0.0.1:5757, not {shown(self.address)}")
         wait = self.max_wait
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 < wait < math.inf:
             raise ForedraftError(f"draft_server_max_wait must be a number of seconds above 0, not {shown(wait)}")

@@ -63,7 +63,7 @@ class Connection:
             is_sent = self._ask((), ())
             answer = self.receive(_RETRY if is_sent else _CONNECTING)
             if answer is not None and answer.refusal:
-                raise VocabularyError(f"the draft server at {self._address} refuses: {answer.refusal}")
+                raise VocabularyError(f"the draft server at {self._address} refuses to draft: {answer.refusal}")
             if answer is not None:
                 return
         raise ForedraftError(
@@ -114,9 +114,9 @@ class Connection:
         try:
             return Answer.unpack(frame)
         except OtherProtocol as other:
-            return Answer(other.step, f"it speaks {other}; use one version of foredraft on both sides")
+            return Answer(other.step, f"it uses {other}; install the same version of foredraft on both sides")
         except MalformedMessage as error:
-            logger.debug("the draft server at %s sent %s", self._address, error)
+            logger.debug("the draft server at %s sent a frame that was discarded: %s", self._address, error)
             return None
 
     def _note(self, *, is_up: bool, why: str = "") -> None:
@@ -127,5 +127,5 @@ class Connection:
         if is_up:
             logger.warning("the draft server at %s answers again", self._address)
         else:
-            reason = f"refuses: {why}" if why else "does not answer"
-            logger.warning("the draft server at %s %s: texts go on without its drafts", self._address, reason)
+            reason = f"refuses to draft ({why})" if why else "does not answer"
+            logger.warning("the draft server at %s %s: texts continue without its drafts", self._address, reason)

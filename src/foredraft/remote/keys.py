@@ -36,11 +36,11 @@ def read_key(file: str | os.PathLike[str] | None) -> bytes:
     where = VARIABLE if file is None else os.fspath(file)
     if not key:
         raise ForedraftError(
-            f"{where} holds no key: drafts from elsewhere need one, the same on both sides, as `openssl rand -hex 32` makes it"
+            f"{where} holds no key: remote drafts need the same key on both sides; generate one with `openssl rand -hex 32`"
         )
     if len(key) < _SHORTEST:
         raise ForedraftError(
-            f"the key in {where} has {len(key)} characters: give at least {_SHORTEST}, as `openssl rand -hex 32` makes them"
+            f"the key in {where} has {len(key)} characters: give at least {_SHORTEST}; generate a key with `openssl rand -hex 32`"
         )
     return key
 

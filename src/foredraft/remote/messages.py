@@ -34,7 +34,7 @@ class OtherProtocol(MalformedMessage):
     """A message of another protocol version. version: which one. step: of the message."""
 
     def __init__(self, version: int, step: int) -> None:
-        super().__init__(f"protocol {version}, and this is protocol {PROTOCOL}")
+        super().__init__(f"protocol {version}, but this side uses protocol {PROTOCOL}")
         self.version = version
         self.step = step
 
@@ -98,7 +98,7 @@ class Ask(NamedTuple):
         ids = [_whole(seq_id) for seq_id in _list(forgotten)]
         found = [AskedRow.unpack(row) for row in _list(rows)]
         if len({row.seq_id for row in found}) < len(found):
-            raise MalformedMessage("a sequence comes twice")
+            raise MalformedMessage("a sequence occurs twice")
         return cls(step, vocabulary, ids, found)
 
 
@@ -118,7 +118,7 @@ class Answer(NamedTuple):
         """Raises MalformedMessage."""
         step, refusal, rows = _array(_message(frame), 3)
         if not isinstance(refusal, str):
-            raise MalformedMessage("a refusal is no text")
+            raise MalformedMessage("a refusal is not a string")
         drafts = [None if row is None else unpacked(_tokens(row)) for row in _list(rows)]
         return cls(step, " ".join(refusal.split())[:_MOST_TEXT], drafts)
 
@@ -139,9 +139,9 @@ def _message(frame: bytes) -> list[Any]:
             frame, max_map_len=0, max_ext_len=0, max_array_len=MOST_ROWS, max_str_len=4 * _MOST_TEXT
         )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise MalformedMessage(f"no message: {type(error).__name__}") from None
+        raise MalformedMessage(f"not a valid message: {type(error).__name__}") from None
     if not isinstance(message, list) or len(message) < 2:
-        raise MalformedMessage("no message")
+        raise MalformedMessage("not a valid message")
     version, step = (_whole(number) for number in message[:2])
     if version != PROTOCOL:
         raise OtherProtocol(version, step)
@@ -150,32 +150,32 @@ def _message(frame: bytes) -> list[Any]:
 
 def _array(value: Any, size: int) -> list[Any]:
     if not isinstance(value, list) or len(value) != size:
-        raise MalformedMessage(f"an array of {size} was to come")
+        raise MalformedMessage(f"expected an array of {size} elements")
     return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise MalformedMessage("an array was to come")
+        raise MalformedMessage("expected an array")
     return value
 
 
 def _whole(value: Any, most: int = _MOST_COUNT) -> int:
     """An integer from 0 to `most`."""
     if not isinstance(value, int) or not 0 <= value <= most:
-        raise MalformedMessage(f"a number from 0 to {most} was to come")
+        raise MalformedMessage(f"expected an integer from 0 to {most}")
     return value
 
 
 def _bytes(value: Any, most: int) -> bytes:
     if not isinstance(value, bytes) or len(value) > most:
-        raise MalformedMessage(f"at most {most} bytes were to come")
+        raise MalformedMessage(f"expected at most {most} bytes")
     return value
 
 
 def _tokens(value: Any) -> bytes:
     if not isinstance(value, bytes) or len(value) % 4:
-        raise MalformedMessage("tokens of four bytes were to come")
+        raise MalformedMessage("expected tokens of four bytes each")
     return value
 
 
@@ -183,5 +183,5 @@ def _sampling(value: Any) -> Sampling:
     """Only types are checked here: SamplingParams checks the ranges."""
     temperature, top_k, top_p, min_p, seed, child = _array(value, 6)
     if not all(isinstance(number, float) for number in (temperature, top_p, min_p)) or not isinstance(seed, int):
-        raise MalformedMessage("sampling was to come")
+        raise MalformedMessage("expected sampling parameters")
     return Sampling(temperature, _whole(top_k), top_p, min_p, seed, _whole(child))

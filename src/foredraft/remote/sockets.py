@@ -31,9 +31,9 @@ def check_installed() -> None:
         import msgpack  # noqa: F401
         import zmq
     except ImportError:
-        raise ForedraftError("drafts from elsewhere need zmq and msgpack: pip install 'foredraft[remote]'") from None
+        raise ForedraftError("remote drafts need zmq and msgpack: pip install 'foredraft[remote]'") from None
     if not zmq.has("curve"):
-        raise ForedraftError("this zmq was built without CURVE, and connections must be encrypted: pip install pyzmq")
+        raise ForedraftError("this zmq was built without CURVE, but connections must be encrypted: pip install pyzmq")
 
 
 class Listener:
@@ -106,7 +106,7 @@ class Caller:
             self._socket.connect(address)
         except zmq.ZMQError as error:
             raise ForedraftError(
-                f"{address} is no address of a draft server ({error.strerror}): give tcp://HOST:PORT"
+                f"{address} is not a valid draft server address ({error.strerror}): give tcp://HOST:PORT"
             ) from None
 
     def receive(self, timeout: float) -> bytes | None:
