@@ -103,7 +103,7 @@ def test_a_model_elsewhere_drafts_what_it_would_draft_here(draft: LanguageModel,
 def test_another_vocabulary_and_another_key_are_refused_at_the_start() -> None:
     with serving(NgramDrafter(), VocabularyIdentity(5000)) as server:
         with pytest.raises(
-            VocabularyError, match=f"at {server.address} refuses to draft: its drafter has another vocab"
+            VocabularyError, match=f"at {server.address} refuses to draft: its drafter's vocabulary is not"
         ):
             connect(server.address, VOCAB)
         stranger = connect_later(server.address, b"another key of good length")

@@ -62,7 +62,7 @@ class KeptServer:
             self._process.join()
             if self._is_stopped.is_set():
                 return
-            logger.warning("the draft server ended with exit code %s: it is started again", self._process.exitcode)
+            logger.warning("the draft server ended with exit code %s: restarting it", self._process.exitcode)
             self._is_stopped.wait(max(0.0, began + _SHORTEST_LIFE - time.monotonic()))
             self._process = self._started()
 
@@ -79,7 +79,7 @@ class KeptServer:
         try:
             address, problem = here.recv()
         except EOFError:
-            address, problem = "", "its process ended"
+            address, problem = "", "the draft server's process ended while it was starting"
         if problem:
             raise ForedraftError(problem)
         self.address = address

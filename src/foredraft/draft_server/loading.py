@@ -38,10 +38,10 @@ def load_drafter(settings: DraftServerSettings) -> tuple[Drafter, VocabularyIden
     if source is None:
         return build(method, DrafterContext(0, MemoryPool(1))), None
     if method not in LANGUAGE_MODEL_METHODS:
-        raise ForedraftError(f"method {method} needs no draft model: leave --draft-model out")
+        raise ForedraftError(f"method {method} needs no draft model: omit --draft-model")
     model = load_model(source, options)
     if model.has_encoder:
-        raise ForedraftError(f"{model.traits.name} is an encoder-decoder: draft servers draft with decoder-only models")
+        raise ForedraftError(f"{model.traits.name} is an encoder-decoder: draft servers need decoder-only models")
     model.take_over()
     pool = MemoryPool(settings.cache_memory or half_of_free_memory(model))
     vocab_size = model.traits.vocab_size

@@ -13,16 +13,16 @@ def check_method(method: str | None, *, has_draft_model: bool) -> None:
         return
     if "+" in method:
         raise ForedraftError(
-            f"a draft server has one method, not {method}: start one for each, or combine with local ones as suffix+{REMOTE}"
+            f"a draft server uses one method, not {method}: start one server for each, or combine it with local methods, as in suffix+{REMOTE}"
         )
     if method in SELF_DRAFTS:
         raise ForedraftError(
-            f"{method} copies the target, which is not here: give --draft-model TARGET --quantization {SELF_DRAFTS[method]['quantization']}"
+            f"{method} copies the target, which is not in this process: give --draft-model TARGET --quantization {SELF_DRAFTS[method]['quantization']}"
         )
     if method in DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS:
         raise ForedraftError(
-            f"{method} drafts from what the target computed, which lies in the target's process: use it there, with --method {method}"
+            f"{method} drafts from what the target computed, which is in the target's process: use this drafter there, with --method {method}"
         )
     if method in (NO_DRAFT, REMOTE):
-        raise ForedraftError(f"a draft server drafts by itself: method {method} cannot")
+        raise ForedraftError(f"a draft server drafts by itself, but method {method} cannot")
     choose_methods(method, has_draft_model=has_draft_model)

@@ -48,7 +48,7 @@ class DraftServer:
         check_drafter(drafter)
         if taps_of(drafter) or shares_cache(drafter):
             raise DrafterError(
-                f"{type(drafter).__name__} reads what the target computed, which lies in the target's process: use it there"
+                f"{type(drafter).__name__} reads what the target computed, which is in the target's process: use this drafter there"
             )
         self._drafter = drafter
         self._listener = listener
@@ -100,15 +100,17 @@ class DraftServer:
         except OtherProtocol as other:
             self._send(
                 client,
-                Answer(other.step, f"this server speaks protocol {PROTOCOL}, and it was asked in {other.version}"),
+                Answer(
+                    other.step, f"this server uses protocol {PROTOCOL}, but the request uses protocol {other.version}"
+                ),
             )
         except MalformedMessage as error:
-            logger.debug("a client sent %s", error)
+            logger.debug("a client sent a frame that was discarded: %s", error)
         else:
             if self._vocabulary is None or self._vocabulary.agrees_with(ask.vocabulary):
                 self._waiting.append(_Question(client, ask))
             else:
-                self._send(client, Answer(ask.step, "its drafter has another vocabulary than the target"))
+                self._send(client, Answer(ask.step, "its drafter's vocabulary is not the target's"))
 
     def _next_batch(self) -> list[_Question]:
         """The oldest questions, at most one of each client, because a client's next question may change the same histories."""
@@ -140,7 +142,7 @@ class DraftServer:
         try:
             return history.request(row)
         except ForedraftError as error:
-            logger.debug("a client asked for %s", error)
+            logger.debug("a client asked for a draft with invalid parameters: %s", error)
             self._histories.forget(client, row.seq_id)
             return None
 
