@@ -42,8 +42,8 @@ def test_options_win_over_the_file(tuned: Path) -> None:
     ("arguments", "words"),
     [
         (["--to", "nothing"], ["unknown engine 'nothing'", *ENGINES]),
-        (["--to", "vllm", "--method", "self-int8"], ["cannot be given self-int8", "nearest"]),
-        (["--to", "sglang", "--method", "suffix"], ["cannot be given suffix", "--method ngram"]),
+        (["--to", "vllm", "--method", "self-int8"], ["cannot use self-int8", "nearest"]),
+        (["--to", "sglang", "--method", "suffix"], ["cannot use suffix", "--method ngram"]),
         (["--to", "transformers"], ["fixed number of tokens", "--speculative-tokens"]),
         (["--to", "llamacpp", "--method", "ngram"], ["GGUF"]),
         (["--to", "vllm", "--method", "sufix"], ["unknown method 'sufix'"]),

@@ -56,7 +56,7 @@ def test_a_refusal_has_a_reason_and_the_nearest(name: str, method: str, tmp_path
     gguf = gguf_files(tmp_path) if engine.reads_gguf else None
     chosen = choice("suffix", 4, gguf)
     refused = Choice(chosen.target, chosen.draft, (method,), 4)
-    with pytest.raises(ForedraftError, match=f"cannot be given {method}: .*nearest") as error:
+    with pytest.raises(ForedraftError, match=f"cannot use {method}: .*nearest") as error:
         engine.export(refused)
     assert "\n" not in str(error.value)
 
@@ -124,7 +124,7 @@ def test_sglang_adapts_a_head_alone(tmp_path: Path) -> None:
     given = options_of(export("sglang", "eagle", tmp_path, "auto").text)
     assert given["speculative_adaptive"] is True
     assert "speculative_num_steps" not in given
-    with pytest.raises(ForedraftError, match="nearest is a number"):
+    with pytest.raises(ForedraftError, match="nearest alternative is a number"):
         export("sglang", "draft_model", tmp_path / "other", "auto")
 
 
@@ -179,7 +179,7 @@ def test_plain_decoding_asks_for_no_speculation(name: str, tmp_path: Path) -> No
 def test_models_are_files_that_the_engine_reads(name: str, tmp_path: Path) -> None:
     engine = ENGINES[name]
     wrong = choice("none", 4, None if engine.reads_gguf else gguf_files(tmp_path))
-    with pytest.raises(ForedraftError, match=f"cannot be given {wrong.target}: give"):
+    with pytest.raises(ForedraftError, match=f"cannot load {wrong.target}: give"):
         engine.export(wrong)
 
 

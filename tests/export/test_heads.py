@@ -124,7 +124,7 @@ def test_max_takes_heads_on_its_own_layers_only(tmp_path: Path) -> None:
     given = head_of(TARGET, str(choice("eagle").draft))
     moved = given.with_settings(taps=(1, 4, 6))
     save_eagle3(EagleHead.of(moved, _none, _none), tmp_path / "moved", TARGET, ["LlamaForCausalLM"], torch.float32)
-    with pytest.raises(ForedraftError, match=r"layers \[1, 4, 6\], and MAX hands over"):
+    with pytest.raises(ForedraftError, match=r"layers \[1, 4, 6\], but MAX provides"):
         ENGINES["max"].export(with_head(str(tmp_path / "moved")), tmp_path / "theirs")
 
 

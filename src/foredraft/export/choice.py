@@ -46,7 +46,7 @@ class Choice:
     def draft_model(self) -> str:
         """`draft`, for a method that needs it. Raises ForedraftError if it is None."""
         if self.draft is None:
-            raise ForedraftError(f'method "{self.method}" needs a draft: give --draft-model')
+            raise ForedraftError(f'method "{self.method}" needs a draft model or head: give --draft-model')
         return self.draft
 
     @property

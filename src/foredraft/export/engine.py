@@ -13,8 +13,10 @@ from foredraft.export.choice import Choice, is_gguf_name
 from foredraft.export.differences import ALWAYS, DRAFTING, QUANTIZED, TREES
 from foredraft.export.heads import HeadForm, check_form, written
 
-_REMOTE = "a draft server of foredraft drafts for foredraft only; the nearest is the method that it drafts with"
-_ONE_PASS = "drafts in one pass are not exported yet; the nearest is"
+_REMOTE = (
+    "a foredraft draft server drafts for foredraft only; the nearest alternative is the method that it drafts with"
+)
+_ONE_PASS = "methods that draft in one pass are not exported yet; the nearest alternative is"
 NOT_EXPORTED: Mapping[str, str] = MappingProxyType(
     {
         "remote": _REMOTE,
@@ -24,14 +26,14 @@ NOT_EXPORTED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Methods that are exported to no engine: the reason, and the nearest method that can be exported."""
-NO_MTP = "MTP layers are not exported to it yet; the nearest is"
+NO_MTP = "MTP layers are not exported to it yet; the nearest alternative is"
 WITHOUT_HEADS: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,
-        "suffix": "it has no suffix decoding; the nearest is --method ngram",
-        "medusa": "it has no Medusa; the nearest is --method draft_model",
+        "suffix": "it does not support suffix decoding; the nearest alternative is --method ngram",
+        "medusa": "it does not support Medusa; the nearest alternative is --method draft_model",
         "mtp": f"{NO_MTP} --method ngram",
-        "early_exit": "it drafts with no layers of the target; the nearest is --method draft_model",
+        "early_exit": "it cannot draft with layers of the target; the nearest alternative is --method draft_model",
     }
 )
 """What cannot be exported to an engine that has only n-gram lookup and draft models."""
@@ -94,7 +96,7 @@ class Engine:
             translate = self.combinations.get(frozenset(choice.methods))
             if translate is None:
                 raise self.refusal(
-                    choice, f"it takes one method; the nearest is one of them: --method {choice.methods[0]}"
+                    choice, f"it takes one method; the nearest alternative is one of them: --method {choice.methods[0]}"
                 )
             return translate(choice)
         (method,) = choice.methods
@@ -107,7 +109,7 @@ class Engine:
         if folder is not None:
             if form is None:
                 raise ForedraftError(
-                    f"--head-output is for heads, and {self.title} is given {choice.method} without one"
+                    f"--head-output is for heads, but {self.title} uses {choice.method} without a head"
                 )
             return written(choice, form, folder)
         if form is not None:
@@ -115,18 +117,18 @@ class Engine:
         return choice
 
     def refusal(self, choice: Choice, reason: str) -> ForedraftError:
-        return ForedraftError(f"{self.title} {self.version} cannot be given {choice.method}: {reason}")
+        return ForedraftError(f"{self.title} {self.version} cannot use {choice.method}: {reason}")
 
     def _check_files(self, choice: Choice) -> None:
         for name in (choice.target, choice.draft):
             if name is None or is_gguf_name(name) == self.reads_gguf:
                 continue
             wanted = (
-                "a GGUF file, which llama.cpp's convert_hf_to_gguf.py makes of it"
+                "a GGUF file, which llama.cpp's convert_hf_to_gguf.py makes from it"
                 if self.reads_gguf
-                else ("the checkpoint in Hugging Face format that it was made of")
+                else ("the checkpoint in Hugging Face format that it was made from")
             )
-            raise ForedraftError(f"{self.title} {self.version} cannot be given {name}: give {wanted}")
+            raise ForedraftError(f"{self.title} {self.version} cannot load {name}: give {wanted}")
 
     def _of_choice(self, choice: Choice) -> tuple[str, ...]:
         found = [*ALWAYS, *(DRAFTING if choice.methods else ())]
@@ -139,7 +141,7 @@ def num_tokens(choice: Choice, engine: str) -> int:
     """γ, for an engine that drafts a fixed number of tokens. Raises ForedraftError for "auto"."""
     if not isinstance(choice.speculative_tokens, int):
         raise ForedraftError(
-            f"{engine} drafts a fixed number of tokens and cannot be given auto: the nearest is a number, as foredraft tune "
-            "finds it: --speculative-tokens 4"
+            f"{engine} drafts a fixed number of tokens and cannot use auto: the nearest alternative is a number that "
+            "foredraft tune finds, such as --speculative-tokens 4"
         )
     return choice.speculative_tokens

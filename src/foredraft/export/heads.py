@@ -48,8 +48,8 @@ def check_form(choice: Choice, engine: str, form: HeadForm) -> None:
     given = f"{head.form}, quantized" if head.is_quantized else head.form
     if given not in form.names:
         raise ForedraftError(
-            f"{engine} loads heads in the form of {' or '.join(form.names)}, and {choice.draft} is in that of {given}: give "
-            "--head-output DIR, and the head is written there in the engine's form"
+            f"{engine} loads heads in the format of {' or '.join(form.names)}, but {choice.draft} is in that of {given}: give "
+            "--head-output DIR to write the head there in the engine's format"
         )
 
 
@@ -62,13 +62,13 @@ def written(choice: Choice, form: HeadForm, folder: Path) -> Choice:
     head = checkpoint_of(choice)
     if head.borrows_rows:
         raise ForedraftError(
-            f"{choice.draft} drafts a part of the vocabulary with the target's lm_head, and other engines need the head's own: "
+            f"{choice.draft} drafts part of the vocabulary with the target's lm_head, but other engines need an lm_head in the head: "
             "train it without --share-lm-head"
         )
     try:
         form.save(head, choice.target, folder)
     except ValueError as error:
-        raise ForedraftError(f"{choice.draft} cannot be written in that form: {error}") from None
+        raise ForedraftError(f"{choice.draft} cannot be written in that format: {error}") from None
     return replace(choice, draft=str(folder.absolute()), head=replace(head, form=form.names[0], is_quantized=False))
 
 
@@ -101,4 +101,4 @@ def _dtype(head: HeadCheckpoint) -> Any:
 
 
 def _no_target(_: Any) -> Any:
-    raise RuntimeError("a head is written without its target")
+    raise RuntimeError("the target is not available while its head is written")

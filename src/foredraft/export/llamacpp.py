@@ -13,9 +13,9 @@ from foredraft.export.render import as_command
 
 TITLE, VERSION = "llama.cpp", "b11549"
 
-LOGPROBS = "Log-probabilities of drafted tokens were 0.0 in llama.cpp while it speculates (issue 27972)."
+LOGPROBS = "Log-probabilities of drafted tokens were 0.0 in llama.cpp while it speculated (issue 27972)."
 ONE_SIZE = "llama.cpp looks up the last three tokens, never fewer."
-ITS_ORDER = "llama.cpp asks the methods in its own order; foredraft asks which pays."
+ITS_ORDER = "llama.cpp tries the methods in its own order; foredraft chooses the one that pays."
 _SERVED = (FIXED, PER_SERVER, LOGPROBS, CONVERTED)
 
 
@@ -45,8 +45,8 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 
 
 METHODS: Mapping[str, Translate] = MappingProxyType({"draft_model": draft_model, "ngram": ngram})
-_HEAD = "it loads heads as GGUF files, which its own converter writes; the nearest is --method draft_model"
-_COPY = "it rounds no copy of the target; the nearest is a smaller GGUF file of it as --draft-model, with --method draft_model"
+_HEAD = "it loads heads as GGUF files, which its own converter writes; the nearest alternative is --method draft_model"
+_COPY = "it does not make a quantized copy of the target; the nearest alternative is a smaller GGUF file of it as --draft-model, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **WITHOUT_HEADS,

@@ -17,12 +17,13 @@ from foredraft.model.checkpoint import raw_config
 TITLE, VERSION = "MAX", "26.7"
 
 SAMPLED = (
-    "MAX drafts greedily and compares with a sample unless it is told otherwise; told to sample its drafts, it stops at the "
-    "start where an architecture cannot."
+    "MAX drafts greedily and compares drafts with a sample unless it is told otherwise; if it is told to sample its drafts, "
+    "it stops at startup for an architecture that cannot."
 )
 PENALTIES = "MAX ignores presence, frequency and repetition penalties while it speculates, with a warning."
 ADAPTIVE = (
-    "MAX adapts how many draft tokens it verifies by measured tokens per second, and never to none; it drafts all."
+    "MAX adapts how many draft tokens it verifies to the measured tokens per second, but always verifies some; it drafts all "
+    "of them."
 )
 _SERVED = (SAMPLED, PENALTIES, PER_SERVER)
 
@@ -50,7 +51,7 @@ def _check_taps(choice: Choice) -> None:
     taps, num_layers = checkpoint_of(choice).config.taps, raw_config(choice.target).get("num_hidden_layers")
     if isinstance(num_layers, int) and taps != default_taps(num_layers):
         raise ForedraftError(
-            f"{TITLE} {VERSION} cannot be given {choice.draft}: it reads the inputs of the layers {list(taps)}, and MAX hands over "
+            f"{TITLE} {VERSION} cannot use {choice.draft}: it reads the inputs of the layers {list(taps)}, but MAX provides "
             f"those of {list(default_taps(num_layers))}; train a head on these: foredraft train head --taps"
         )
 
@@ -60,18 +61,18 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 
 
 METHODS: Mapping[str, Translate] = MappingProxyType({"eagle": eagle})
-_NO_LOOKUP = "it has no lookup; the nearest is an EAGLE head (--method eagle)"
+_NO_LOOKUP = "it does not support lookup; the nearest alternative is an EAGLE head (--method eagle)"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,
         "mtp": f"{NO_MTP} an EAGLE head (--method eagle)",
-        "draft_model": "it has no draft models; the nearest is an EAGLE head (--method eagle)",
+        "draft_model": "it does not support draft models; the nearest alternative is an EAGLE head (--method eagle)",
         "ngram": _NO_LOOKUP,
         "suffix": _NO_LOOKUP,
-        "medusa": "it has no Medusa; the nearest is an EAGLE head (--method eagle)",
-        "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE head (--method eagle)",
-        "self-int8": "it has no draft models; the nearest is an EAGLE head (--method eagle)",
-        "self-int4": "it has no draft models; the nearest is an EAGLE head (--method eagle)",
+        "medusa": "it does not support Medusa; the nearest alternative is an EAGLE head (--method eagle)",
+        "early_exit": "it cannot draft with layers of the target; the nearest alternative is an EAGLE head (--method eagle)",
+        "self-int8": "it does not support draft models; the nearest alternative is an EAGLE head (--method eagle)",
+        "self-int4": "it does not support draft models; the nearest alternative is an EAGLE head (--method eagle)",
     }
 )
 HEADS: Mapping[str, HeadForm] = MappingProxyType(

@@ -16,14 +16,12 @@ from foredraft.export.render import Code, as_call
 TITLE, VERSION = "OpenVINO GenAI", "2026.4"
 
 _MODEL_FILE = "openvino_model.xml"
-PER_PIPELINE = "The method is the pipeline's; the number of draft tokens is a request's."
-LOOKUP = (
-    "OpenVINO's lookup takes its own occurrence of the last three tokens, and the tokens up to the end of the text."
-)
+PER_PIPELINE = "The method is set for the pipeline; the number of draft tokens is set for each request."
+LOOKUP = "OpenVINO's lookup chooses its own occurrence of the last three tokens, and drafts the tokens up to the end of the text."
 
 PRECISION = (
-    "In the precision that OpenVINO takes by itself (bfloat16, keys and values in 8 bits) speculation can change greedy text; with "
-    'INFERENCE_PRECISION_HINT and KV_CACHE_PRECISION of "f32" it did not.'
+    "In OpenVINO's default precision (bfloat16, keys and values in 8 bits), speculation can change greedy text; with "
+    'INFERENCE_PRECISION_HINT and KV_CACHE_PRECISION set to "f32" it did not.'
 )
 
 
@@ -68,8 +66,8 @@ def _conversion(name: str) -> tuple[str, ...]:
 
 
 METHODS: Mapping[str, Translate] = MappingProxyType({"draft_model": draft_model, "ngram": ngram})
-_HEAD = "heads trained here are not converted to its format; the nearest is --method draft_model"
-_COPY = "it rounds no copy of the target; the nearest is an int8 conversion of it as --draft-model, with --method draft_model"
+_HEAD = "heads trained here are not converted to its format; the nearest alternative is --method draft_model"
+_COPY = "it does not make a quantized copy of the target; the nearest alternative is an int8 conversion of it as --draft-model, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **WITHOUT_HEADS,

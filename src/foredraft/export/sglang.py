@@ -14,14 +14,14 @@ from foredraft.export.render import as_command
 
 TITLE, VERSION = "SGLang", "0.5.23"
 
-PROCESSORS = "SGLang applies no logits processors of your own to drafted tokens."
+PROCESSORS = "SGLang does not apply your own logits processors to drafted tokens."
 SHARED = (
-    "SGLang keeps one trie of the texts of all requests and drafts from it: a user's tokens can show in the speed of "
-    "another's. foredraft's lookups stay within a text."
+    "SGLang keeps one trie of the texts of all requests and drafts from it: the speed of one user's requests can reveal "
+    "another's tokens. foredraft's lookups stay within a text."
 )
 WINDOW = "SGLang matches the longest suffix in its trie, not the last three tokens."
 NO_OVERLAP = "SGLang switches mixed chunked prefill off for this method, and on a CPU the overlap scheduler too."
-ADAPTIVE = "SGLang adapts the number of draft tokens by what was accepted, not by time, and never to none."
+ADAPTIVE = "SGLang adapts the number of draft tokens to what was accepted, not to time, and always drafts some."
 _SERVED = (PER_SERVER, PROCESSORS)
 
 
@@ -71,14 +71,14 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 
 
 METHODS: Mapping[str, Translate] = MappingProxyType({"draft_model": draft_model, "eagle": eagle, "ngram": ngram})
-_COPY = "it quantizes no copy of the target; the nearest is a quantized checkpoint of it, with --method draft_model"
+_COPY = "it does not make a quantized copy of the target; the nearest alternative is a quantized checkpoint of it, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,
         "mtp": f"{NO_MTP} --method ngram",
-        "suffix": "it has no suffix decoding within a text; the nearest is its trie, --method ngram",
-        "medusa": "it has no Medusa; the nearest is an EAGLE head (--method eagle)",
-        "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE head (--method eagle)",
+        "suffix": "it does not support suffix decoding within a text; the nearest alternative is its trie, --method ngram",
+        "medusa": "it does not support Medusa; the nearest alternative is an EAGLE head (--method eagle)",
+        "early_exit": "it cannot draft with layers of the target; the nearest alternative is an EAGLE head (--method eagle)",
         "self-int8": _COPY,
         "self-int4": _COPY,
     }

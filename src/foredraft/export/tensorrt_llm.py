@@ -19,14 +19,12 @@ MIN_P = "TensorRT-LLM refuses requests with min_p."
 REJECTION = (
     "Rejection sampling (use_rejection_sampling) is a prototype there; without it, drafts are compared with a sample."
 )
-EXACT_MATCH = (
-    "A draft token stands where it equals a sample of the target, so that fewer stand than here above temperature 0."
-)
-OWN_AUTOMATON = "TensorRT-LLM's suffix automaton knows no hit rates: it drafts all tokens after every match."
-NGRAM = "TensorRT-LLM's n-gram pool does not go on behind the end of the text, as foredraft's does."
-SYNCHRONOUS = "The overlap scheduler is off for this method, for all requests, also where nothing is drafted."
-LAYERS = "The layers that the head reads (eagle3_layers_to_capture) are those that foredraft reads off its files."
-OVERRIDES = "The automaton replaces the head's drafts behind matches of four tokens or more; foredraft asks which pays."
+EXACT_MATCH = "A draft token is accepted only if it equals a sample of the target, so fewer are accepted than here above temperature 0."
+OWN_AUTOMATON = "TensorRT-LLM's suffix automaton does not track hit rates: it drafts all tokens after every match."
+NGRAM = "TensorRT-LLM's n-gram pool does not continue past the end of the text, unlike foredraft's lookup."
+SYNCHRONOUS = "The overlap scheduler is off for this method, for all requests, even where nothing is drafted."
+LAYERS = "The layers that the head reads (eagle3_layers_to_capture) are those that foredraft determines from its files."
+OVERRIDES = "The automaton replaces the head's drafts after matches of four tokens or more; foredraft chooses the one that pays."
 _SERVED = (PER_SERVER, MIN_P)
 _SAMPLING = {"allow_advanced_sampling": True, "use_rejection_sampling": True}
 """Before 1.4, sampled requests were decoded greedily without the first option; since then it has no effect."""
@@ -68,14 +66,14 @@ def _eagle3(choice: Choice) -> dict[str, Any]:
     embeddings or the hidden state after the final norm."""
     if eagle_kind(choice) != "eagle3":
         raise ForedraftError(
-            f"{TITLE} {VERSION} cannot be given {choice.draft}, an EAGLE-1 head: its PyTorch backend has EAGLE-3 alone; the "
-            "nearest is --method draft_model"
+            f"{TITLE} {VERSION} cannot use {choice.draft}, an EAGLE-1 head: its PyTorch backend supports only EAGLE-3; the "
+            "nearest alternative is --method draft_model"
         )
     taps = checkpoint_of(choice).config.taps
     if min(taps) < 1:
         raise ForedraftError(
-            f"{TITLE} {VERSION} cannot be given {choice.draft}: it reads the hidden states {list(taps)}, and TensorRT-LLM hands over "
-            "outputs of layers; train a head on others: foredraft train head --taps"
+            f"{TITLE} {VERSION} cannot use {choice.draft}: it reads the hidden states {list(taps)}, but TensorRT-LLM provides "
+            "only outputs of layers; train a head on others: foredraft train head --taps"
         )
     return {
         "decoding_type": "Eagle3",
@@ -97,13 +95,13 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 METHODS: Mapping[str, Translate] = MappingProxyType(
     {"draft_model": draft_model, "eagle": eagle, "ngram": ngram, "suffix": suffix}
 )
-_COPY = "it quantizes no copy of the target; the nearest is a quantized checkpoint of it, with --method draft_model"
+_COPY = "it does not make a quantized copy of the target; the nearest alternative is a quantized checkpoint of it, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,
         "mtp": f"{NO_MTP} --method ngram",
-        "medusa": "its PyTorch backend has no Medusa; the nearest is an EAGLE-3 head (--method eagle)",
-        "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE-3 head (--method eagle)",
+        "medusa": "its PyTorch backend does not support Medusa; the nearest alternative is an EAGLE-3 head (--method eagle)",
+        "early_exit": "it cannot draft with layers of the target; the nearest alternative is an EAGLE-3 head (--method eagle)",
         "self-int8": _COPY,
         "self-int4": _COPY,
     }

@@ -15,7 +15,7 @@ from foredraft.export.render import Code, as_call
 TITLE, VERSION = "transformers", "5.23"
 
 ONE_TEXT = "transformers speculates for one text at a time: a batch of several is refused."
-LOOKUP = "transformers' lookup takes the first occurrence of the longest match, and does not go on behind the end of the text."
+LOOKUP = "transformers' lookup takes the first occurrence of the longest match, and does not continue past the end of the text."
 PLAIN_EXIT = "The exit has no layers of its own: the target's final norm and lm_head follow the layer directly."
 ONE_A_LAYER = (
     "transformers drafts one token for each MTP layer of the checkpoint, whatever the number of draft tokens here."
@@ -42,8 +42,8 @@ def early_exit(choice: Choice) -> Translation:
     """Raises ForedraftError for a trained exit, whose layers transformers does not load."""
     if choice.exit_layer is None:
         raise ForedraftError(
-            f"{TITLE} {VERSION} cannot be given {choice.draft}: it loads no trained exits; the nearest is an exit without "
-            "training: --exit-layer, and no --draft-model"
+            f"{TITLE} {VERSION} cannot use {choice.draft}: it does not load trained exits; the nearest alternative is an "
+            "untrained exit: --exit-layer without --draft-model"
         )
     lines = _chain("target", num_tokens(choice, TITLE))
     return Translation({"lines": lines, "options": {"assistant_early_exit": choice.exit_layer}}, (PLAIN_EXIT, *_SERVED))
@@ -80,13 +80,13 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 METHODS: Mapping[str, Translate] = MappingProxyType(
     {"draft_model": draft_model, "ngram": ngram, "early_exit": early_exit, "mtp": mtp}
 )
-_COPY = "it makes no rounded copy of the target; the nearest is a quantized checkpoint of it, with --method draft_model"
+_COPY = "it does not make a quantized copy of the target; the nearest alternative is a quantized checkpoint of it, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,
-        "suffix": "it has no suffix decoding; the nearest is --method ngram",
-        "eagle": "it loads no EAGLE heads; the nearest is --method draft_model",
-        "medusa": "it loads no Medusa heads; the nearest is --method draft_model",
+        "suffix": "it does not support suffix decoding; the nearest alternative is --method ngram",
+        "eagle": "it does not load EAGLE heads; the nearest alternative is --method draft_model",
+        "medusa": "it does not load Medusa heads; the nearest alternative is --method draft_model",
         "self-int8": _COPY,
         "self-int4": _COPY,
     }

@@ -26,26 +26,26 @@ HEADS: Mapping[str, HeadForm] = MappingProxyType(
     }
 )
 
-REFUSED = "vLLM refuses requests with min_p or logit_bias while it speculates, and logits processors of your own when it starts."
-SYNCHRONOUS = (
-    "vLLM switches asynchronous scheduling off for this method, for all requests, also where nothing is drafted."
+REFUSED = (
+    "vLLM refuses requests with min_p or logit_bias while it speculates, and your own logits processors at startup."
 )
-ROUNDS = "Block verification is foredraft's: vLLM tests tokens one by one."
+SYNCHRONOUS = (
+    "vLLM switches asynchronous scheduling off for this method, for all requests, even where nothing is drafted."
+)
+ROUNDS = "Block verification is specific to foredraft: vLLM verifies tokens one by one."
 PLUG_IN = (
-    "Drafts are foredraft's own, all of them certain, so at a temperature above 0 a draft token stands with the target's "
+    "Drafts come from foredraft as point masses, so at a temperature above 0 a draft token is accepted with the target's "
     "probability of it. foredraft must be installed where vLLM's workers run."
 )
 AUTO = (
-    'With more than one tensor-parallel rank "auto" is the full number of tokens in each step, of the first method: ranks must not '
-    "decide by their clocks."
+    'With more than one tensor-parallel rank, "auto" drafts the full number of tokens with the first method in each step: ranks '
+    "must not decide by their clocks."
 )
-ON_CPU = (
-    "The draft model runs on the CPU of vLLM's worker, by foredraft's kernels, for the plug-in merges it with lookups."
-)
-LAYERS = "vLLM knows the MTP layers of the families that it lists, and refuses others when it starts."
+ON_CPU = "The draft model runs on the CPU of vLLM's worker, with foredraft's kernels, because the plug-in combines it with lookups."
+LAYERS = "vLLM supports the MTP layers of the families that it lists, and refuses others at startup."
 NATIVE_NGRAM = (
-    "vLLM's n-gram lookup takes its own occurrence of the longest match, and does not go on behind the end of the text as "
-    "foredraft's does."
+    "vLLM's n-gram lookup chooses its own occurrence of the longest match, and does not continue past the end of the text, "
+    "unlike foredraft's."
 )
 FORCED = (
     "Tokens that a grammar forces are not drafted for free there: drafts are only cut where the grammar forbids them."
@@ -58,8 +58,8 @@ def draft_model(choice: Choice) -> Translation:
     sizes = choice.vocab_sizes
     if sizes is not None and sizes[0] != sizes[1]:
         raise ForedraftError(
-            f"{TITLE} {VERSION} cannot be given {choice.draft}: its vocabulary has {sizes[1]} ids and the target's "
-            f"{sizes[0]}, and vLLM wants equal sizes; the nearest is --method suffix"
+            f"{TITLE} {VERSION} cannot use {choice.draft}: its vocabulary has {sizes[1]} ids and the target's "
+            f"{sizes[0]}, but vLLM requires equal sizes; the nearest alternative is --method suffix"
         )
     return _native("draft_model", choice, model=choice.draft_model, draft_sample_method="probabilistic")
 
@@ -124,7 +124,7 @@ METHODS: Mapping[str, Translate] = MappingProxyType(
     {"draft_model": draft_model, "eagle": eagle, "medusa": medusa, "mtp": mtp, "ngram": ngram, "suffix": plug_in}
 )
 _COPY = (
-    "it quantizes no copy of the target by itself; the nearest is a quantized checkpoint of it as --draft-model, with --method "
+    "it does not make a quantized copy of the target by itself; the nearest alternative is a quantized checkpoint of it as --draft-model, with --method "
     "draft_model"
 )
 WHY_NOT: Mapping[str, str] = MappingProxyType(
@@ -132,7 +132,7 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
         **NOT_EXPORTED,
         "self-int8": _COPY,
         "self-int4": _COPY,
-        "early_exit": "it drafts with no layers of the target; the nearest is an EAGLE head (--method eagle)",
+        "early_exit": "it cannot draft with layers of the target; the nearest alternative is an EAGLE head (--method eagle)",
     }
 )
 COMBINATIONS: Mapping[frozenset[str], Translate] = MappingProxyType(_several((*LOOKUPS, "draft_model")))
