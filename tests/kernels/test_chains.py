@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:
         kernels.choose_chains(logits, factors, chains, 200, specs)
 
     for wrong in (given.logits.bfloat16(), given.logits[:, :-1]):
-        with pytest.raises(ValueError, match="fits no"):
+        with pytest.raises(ValueError, match="does not fit"):
             chosen(logits=wrong)
     with pytest.raises(ValueError, match="beyond the"):
         chosen(logits=given.logits[:-1])

@@ -126,7 +126,7 @@ def test_packed_rows_of_other_formats_are_the_weight(kernels: Kernels) -> None:
     assert torch.equal(kernels.rows(kernels.pack(weight), ids), weight.bfloat16().float())
     quantized = quantize_int8(weight)
     assert torch.equal(kernels.rows(kernels.pack(quantized), ids), quantized.dequantized())
-    with pytest.raises(ValueError, match="rows go from 0 to 99: 100 to 100"):
+    with pytest.raises(ValueError, match="rows must be from 0 to 99: got 100 to 100"):
         kernels.rows(kernels.pack(weight), torch.tensor([100]))
 
 

@@ -126,7 +126,7 @@ def test_slots_that_are_not_there_are_refused(tmp_path: object) -> None:
     model.read([Read(0, [1, 2, 3], 0)], cache)
     spans = [Span(cache.region(0), 0, 2, 3)]
     for slots in ([3, 16], [2, 3], [-1, 4]):
-        with pytest.raises(ValueError, match="new slots go from 3 to 15"):
+        with pytest.raises(ValueError, match="new slots must be from 3 to 15"):
             model.body(RaggedBatch([4, 5], [3, 4], slots, spans, [1]))
     with pytest.raises(ValueError, match="slots must equal positions"):
         model.body.generate(RaggedBatch([4, 5], [3, 4], [4, 3], spans, [1]), [1], VOCAB_SIZE, [])  # type: ignore[attr-defined]

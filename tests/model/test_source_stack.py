@@ -159,11 +159,11 @@ def test_what_would_be_read_beside_memory_is_refused() -> None:
     model, (source,) = loaded("bart"), random_ids([5], 6)
     cache = new_cache(model, [source], room=320)
     cache.region(0).tokens = [3] * 260
-    with pytest.raises(ValueError, match="positions go from 0 to 255: 260 is there"):
+    with pytest.raises(ValueError, match="positions must be from 0 to 255: got 260"):
         model.read([Read(0, [4], 1)], cache)
     cache.region(0).tokens = [3] * 252
-    with pytest.raises(ValueError, match="positions go from 0 to 255: 256 would be generated"):
+    with pytest.raises(ValueError, match="positions must be from 0 to 255: 256 would be generated"):
         model.generate([Read(0, [4], 1)], [5], VOCAB_SIZE, cache, [DrawSpec()])
     cache.region(0).tokens, cache.region(0).source = [], None
-    with pytest.raises(ValueError, match="sources go with the spans of a decoder that attends to them"):
+    with pytest.raises(ValueError, match="spans must have sources if the decoder attends to sources"):
         model.read([Read(0, [4], 1)], cache)

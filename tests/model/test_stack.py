@@ -525,7 +525,7 @@ def test_rows_that_are_not_there_are_refused(species: Maker) -> None:
     assert cache.reserve(0, 8)
     spans = [Span(cache.region(0), 0, 2, 0)]
     for wanted in ([2], [-1]):
-        with pytest.raises(ValueError, match="rows go from 0 to 1"):
+        with pytest.raises(ValueError, match="rows must be from 0 to 1"):
             model.body(RaggedBatch([1, 2], [0, 1], [0, 1], spans, wanted))
     with pytest.raises(RuntimeError, match="sequence 0: 3 rows of logits are wanted of 2 tokens"):
         model.read([Read(0, [1, 2], 3)], cache)

@@ -53,7 +53,7 @@ def library(instructions: str, cache: Path | None = None) -> Path:
             return built
         if can_write(folder):
             return _compiled(compiler, flags, built)
-    raise BuildError("no folder to keep the compiled kernels in: set XDG_CACHE_HOME to one that can be written")
+    raise BuildError("there is no writable folder for the compiled kernels: set XDG_CACHE_HOME to one")
 
 
 def _compiler() -> str:

@@ -364,22 +364,22 @@ def _path_table(batch: StackBatch) -> tuple[array[int] | None, int]:
 
 def _check_batch(stack: Stack, batch: StackBatch, taps: Sequence[int]) -> None:
     if any(not -1 <= tap <= stack.num_layers for tap in taps):
-        raise ValueError(f"taps go from -1 to {stack.num_layers}: {list(taps)} are given")
+        raise ValueError(f"taps must be from -1 to {stack.num_layers}: got {list(taps)}")
     lowest, highest = min(batch.ids), max(batch.ids)
     if not 0 <= lowest <= highest < stack.num_embeddings:
-        raise ValueError(f"token ids go from 0 to {stack.num_embeddings - 1}: {lowest} to {highest} are there")
+        raise ValueError(f"token ids must be from 0 to {stack.num_embeddings - 1}: got {lowest} to {highest}")
     if batch.wanted and not 0 <= min(batch.wanted) <= max(batch.wanted) < len(batch.ids):
-        raise ValueError(f"rows go from 0 to {len(batch.ids) - 1}: {batch.wanted} are wanted")
+        raise ValueError(f"rows must be from 0 to {len(batch.ids) - 1}: got {batch.wanted}")
     if stack.num_positions is not None and not max(batch.positions) < stack.num_positions:
-        raise ValueError(f"positions go from 0 to {stack.num_positions - 1}: {max(batch.positions)} is there")
+        raise ValueError(f"positions must be from 0 to {stack.num_positions - 1}: got {max(batch.positions)}")
     if any((span.source is not None) != stack.attends_to_sources for span in batch.spans):
-        raise ValueError("sources go with the spans of a decoder that attends to them, and of no other")
+        raise ValueError("spans must have sources if the decoder attends to sources, and must have none otherwise")
     if batch.slots is None:
         return
     for span in batch.spans:
         slots = batch.slots[span.first_row : span.first_row + span.num_rows]
         if not span.start <= min(slots) <= max(slots) < span.capacity:
-            raise ValueError(f"new slots go from {span.start} to {span.capacity - 1}: {slots} are given")
+            raise ValueError(f"new slots must be from {span.start} to {span.capacity - 1}: got {slots}")
         if span.paths is not None:
             _check_paths(span, batch.positions[span.first_row : span.first_row + span.num_rows], slots)
 
@@ -391,15 +391,15 @@ def _check_paths(span: CacheSpan, positions: Sequence[int], slots: Sequence[int]
         path[-1] != slot for path, slot in zip(span.paths, slots, strict=True)
     ):
         raise ValueError(
-            "a path has a slot for each position from its span's start to its row's own, which is the last"
+            "a path must have a slot for each position from its span's start to its row's own, and end with the row's slot"
         )
     if any(not span.start <= slot < span.capacity for path in span.paths for slot in path):
-        raise ValueError(f"paths have slots from {span.start} to {span.capacity - 1}")
+        raise ValueError(f"slots of paths must be from {span.start} to {span.capacity - 1}")
 
 
 def _check_states(stack: Stack, batch: StackBatch, states: Tensor | None) -> None:
     if (states is not None) != stack.is_stateful:
-        raise ValueError("states go with the rows of a stateful decoder, and of no other")
+        raise ValueError("rows must have states if the decoder is stateful, and must have none otherwise")
     if states is None:
         return
     shape = (len(batch.ids), stack.hidden_size)

@@ -201,7 +201,7 @@ class Kernels:
         places = ids.flatten().to(torch.int64).contiguous()
         if len(places) and not 0 <= int(places.min()) <= int(places.max()) < matrix.out_features:
             raise ValueError(
-                f"rows go from 0 to {matrix.out_features - 1}: {int(places.min())} to {int(places.max())} are asked for"
+                f"rows must be from 0 to {matrix.out_features - 1}: got {int(places.min())} to {int(places.max())}"
             )
         out = torch.empty(len(places), matrix.in_features)
         self._library.unpack(matrix.struct, places.data_ptr(), len(places), out.data_ptr())
@@ -210,7 +210,7 @@ class Kernels:
     def linear(self, matrix: PackedMatrix, x: Tensor) -> Tensor:
         """x: [..., in] bfloat16 -> [..., out] bfloat16"""
         if x.shape[-1] != matrix.in_features or x.dtype != torch.bfloat16:
-            raise ValueError(f"rows of {matrix.in_features} bfloat16 are needed, not {x.shape[-1]} {x.dtype}")
+            raise ValueError(f"rows must have {matrix.in_features} bfloat16 values, not {x.shape[-1]} {x.dtype}")
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], matrix.out_features)
         num_rows = x.numel() // matrix.in_features
@@ -280,7 +280,7 @@ class Kernels:
         [R, W]; None if W is vocab_size). Raises ValueError if slots are not positions.
         """
         if batch.slots is not None:
-            raise ValueError("tokens are generated after chains only: slots must equal positions")
+            raise ValueError("tokens can be generated only after chains: slots must equal positions")
         _check_positions(stack, batch, lens)
         logits = torch.empty(len(batch.wanted), stack.vocab_size)
         struct, _memory = batch_struct(stack, batch, rotation, logits, states=states)
@@ -328,9 +328,9 @@ class Kernels:
         children. Raises ValueError if slots are not positions, and for specs that draw.
         """
         if batch.slots is not None:
-            raise ValueError("trees grow behind chains only: slots must equal positions")
+            raise ValueError("trees can grow only after chains: slots must equal positions")
         if any(spec.is_drawn for spec in specs):
-            raise ValueError("the tokens of a tree are chosen greedily or with shared noise, never drawn")
+            raise ValueError("the tokens of a tree must be chosen greedily or with shared noise, never drawn")
         levels = [_level_sizes(shape) for shape in shapes]
         for span, sizes in zip(batch.spans, levels, strict=True):
             _check_room(stack, span, sizes)
@@ -444,7 +444,7 @@ class Kernels:
         logits = _checked_logits(logits)
         if batch.kept_ids is None and batch.probs.shape[1] != logits.shape[1]:
             raise ValueError(
-                f"draft distributions of {batch.probs.shape[1]} ids do not fit logits of {logits.shape[1]}"
+                f"draft distributions over {batch.probs.shape[1]} ids do not match logits over {logits.shape[1]}"
             )
         num_sequences, max_len = len(batch.lens), batch.ids.shape[1]
         struct, _memory = verification_struct(batch)
@@ -532,7 +532,7 @@ class Kernels:
         places = None if places is None else places.to(torch.int64).contiguous()
         _check_places(logits, probs, places)
         if gradient.shape != logits.shape or gradient.dtype != logits.dtype or not gradient.is_contiguous():
-            raise ValueError(f"a contiguous gradient {list(logits.shape)} is needed, of {logits.dtype}")
+            raise ValueError(f"the gradient must be contiguous, of shape {list(logits.shape)} and dtype {logits.dtype}")
         num_rows = len(logits)
         sums = torch.empty(num_rows, 3, dtype=torch.float64)
         self._library.distill(
@@ -562,7 +562,7 @@ def _check_positions(stack: Stack, batch: StackBatch, lens: Sequence[int]) -> No
         return
     last = max(span.start + span.num_rows + count - 2 for span, count in zip(batch.spans, lens, strict=True))
     if last >= stack.num_positions:
-        raise ValueError(f"positions go from 0 to {stack.num_positions - 1}: {last} would be generated")
+        raise ValueError(f"positions must be from 0 to {stack.num_positions - 1}: {last} would be generated")
 
 
 def _level_sizes(shape: Sequence[int]) -> list[int]:
@@ -576,10 +576,10 @@ def _check_room(stack: Stack, span: CacheSpan, level_sizes: Sequence[int]) -> No
     """Check that there are slots and positions for the nodes of a tree that will be read."""
     end = span.start + span.num_rows
     if end + sum(level_sizes) > span.capacity:
-        raise ValueError(f"a tree of {sum(level_sizes)} nodes with children needs as many slots from {end} on")
+        raise ValueError(f"a tree of {sum(level_sizes)} nodes with children needs as many slots, starting at {end}")
     if stack.num_positions is not None and end + len(level_sizes) > stack.num_positions:
         raise ValueError(
-            f"positions go from 0 to {stack.num_positions - 1}: a tree reaches {end + len(level_sizes) - 1}"
+            f"positions must be from 0 to {stack.num_positions - 1}: a tree reaches {end + len(level_sizes) - 1}"
         )
 
 
@@ -588,10 +588,10 @@ def _check_chains(logits: Tensor, markov: MarkovFactors, chains: Chains) -> None
     num_tokens, rank = markov.first.shape
     if logits.dtype != torch.float32 or markov.second.shape != (num_columns, rank):
         raise ValueError(
-            f"a Markov factor {tuple(markov.second.shape)} fits no {logits.dtype} logits of {num_columns} columns"
+            f"a Markov factor of shape {tuple(markov.second.shape)} does not fit {logits.dtype} logits of {num_columns} columns"
         )
     if not all(0 <= row < row + count <= num_rows for row, count in zip(chains.first_rows, chains.lens, strict=True)):
-        raise ValueError(f"chains go beyond the {num_rows} rows of logits")
+        raise ValueError(f"chains extend beyond the {num_rows} rows of logits")
     if not all(0 <= token < num_tokens for token in chains.previous):
         raise ValueError(f"tokens before chains must be ids below {num_tokens}")
 
@@ -633,6 +633,8 @@ def _check_places(logits: Tensor, probs: Tensor, places: Tensor | None) -> None:
     """Raises ValueError unless each row of logits [R, V] has a row of probs [N, V] to be compared with."""
     num_rows, width = probs.shape
     if width != logits.shape[1] or len(logits) != (num_rows if places is None else len(places)):
-        raise ValueError(f"logits {list(logits.shape)} are compared with probabilities {list(probs.shape)}")
+        raise ValueError(
+            f"logits of shape {list(logits.shape)} cannot be compared with probabilities of shape {list(probs.shape)}"
+        )
     if places is not None and len(places) and not 0 <= int(places.min()) <= int(places.max()) < num_rows:
-        raise ValueError(f"places go from 0 to {num_rows - 1}: {int(places.min())} to {int(places.max())} are given")
+        raise ValueError(f"places must be from 0 to {num_rows - 1}: got {int(places.min())} to {int(places.max())}")

@@ -72,7 +72,9 @@ class Interleaved:
     def rows(self, first: int, end: int) -> Weight:
         """Raises ValueError unless first and end are multiples of 64."""
         if first % _BLOCK_UNIT or end % _BLOCK_UNIT:
-            raise ValueError(f"rows of gates and values come in blocks of {_BLOCK_UNIT}, not {first} to {end}")
+            raise ValueError(
+                f"rows of gates and values must be read in blocks of {_BLOCK_UNIT}, not from {first} to {end}"
+            )
         blocks = []
         for part in self._parts:
             last = min(end // 2, part.shape[0])

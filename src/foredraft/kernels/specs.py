@@ -83,7 +83,7 @@ class MarkovFactors:
         if ids is None:
             return
         if ids.dtype != torch.int64 or ids.shape != (self.second.out_features,) or not ids.is_contiguous():
-            raise ValueError(f"an int64 id is needed for each of {self.second.out_features} columns")
+            raise ValueError(f"each of the {self.second.out_features} columns needs an int64 id")
         if not 0 <= int(ids.min()) <= int(ids.max()) < len(self.first):
             raise ValueError(f"columns must stand for ids below {len(self.first)}")
 

@@ -58,7 +58,7 @@ def _outcome() -> tuple[Kernels | None, str | None]:
         if reason is None:
             return kernels, None
         logger.debug("kernels for %s are not used: %s", instructions, reason)
-    logger.warning("compiled kernels are not used (%s): PyTorch's own run, more slowly", reason)
+    logger.warning("compiled kernels are not used (%s): PyTorch's own kernels run instead, more slowly", reason)
     return None, reason
 
 
@@ -67,7 +67,7 @@ def usable_instructions() -> list[str]:
     try:
         flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
     except OSError:
-        raise BuildError("they are for Linux on x86") from None
+        raise BuildError("they need Linux on x86") from None
     return [name for name in INSTRUCTIONS if flags.issuperset(_NEEDED[name])]
 
 

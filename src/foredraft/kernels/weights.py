@@ -127,7 +127,7 @@ def layout_of(weight: Weight, scale_dtype: torch.dtype) -> Layout:
     is_even = scales.shape == (codes.shape[0], codes.shape[1] // group) and codes.shape[1] % group == 0
     if bits not in (4, 8) or group < _LEAST_GROUP or not is_even or (scales.shape[1] > 1 and group % _LEAST_GROUP):
         raise ValueError(
-            f"kernels need weights of 4 or 8 bits in groups of a multiple of {_LEAST_GROUP} inputs that divides their number, "
+            f"kernels need 4-bit or 8-bit weights in groups whose size is a multiple of {_LEAST_GROUP} and divides the number of inputs, "
             f"not {bits} bits in groups of {group} for {codes.shape[1]} inputs"
         )
     kind = INT8_GROUPS if bits == 8 else INT4_GROUPS if levels is None else LEVEL_GROUPS
@@ -170,7 +170,7 @@ def check_channelwise_int8(weight: QuantizedWeight) -> None:
     if not is_channelwise_int8(weight):
         raise ValueError(
             f"int8 products need symmetric 8-bit weights with one scale per output channel, "
-            f"not {weight.bits} bits with a scale for each {weight.group} inputs"
+            f"not {weight.bits} bits with a scale for every {weight.group} inputs"
         )
 
 
