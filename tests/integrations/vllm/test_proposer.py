@@ -169,9 +169,9 @@ def test_a_draft_model_drafts_on_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ["suffix"]}, "unknown option 'methods' of foredraft: known are method,"),
-        ({"method": "eagle"}, "method must be among suffix, ngram, draft_model"),
-        ({"method": []}, "method must be among"),
+        ({"methods": ["suffix"]}, "unknown option 'methods' of foredraft: the options are method,"),
+        ({"method": "eagle"}, "method must be one or more of suffix, ngram, draft_model"),
+        ({"method": []}, "method must be one or more of"),
         ({"method": "suffix+suffix"}, "each once"),
         ({"speculative_tokens": 0}, "at least 1, not 0"),
         ({"speculative_tokens": "most"}, "at least 1, not 'most'"),

@@ -34,7 +34,9 @@ class ProposerOptions:
     def __post_init__(self) -> None:
         unknown = [name for name in self.method if name not in METHODS]
         if unknown or not self.method or len(set(self.method)) < len(self.method):
-            raise ForedraftError(f"method must be among {', '.join(METHODS)}, each once, not {shown([*self.method])}")
+            raise ForedraftError(
+                f"method must be one or more of {', '.join(METHODS)}, each once, not {shown([*self.method])}"
+            )
         tokens = self.speculative_tokens
         if tokens != AUTO and not (isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 1):
             raise ForedraftError(f'speculative_tokens must be "auto" or at least 1, not {shown(tokens)}')
@@ -47,7 +49,7 @@ class ProposerOptions:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                raise ForedraftError(f"unknown option {shown(name)} of foredraft: known are {', '.join(known)}")
+                raise ForedraftError(f"unknown option {shown(name)} of foredraft: the options are {', '.join(known)}")
         given = dict(values)
         if "method" in given:
             given["method"] = tuple(names_of(given["method"]))

@@ -72,7 +72,7 @@ class Proposer:
         except Exception as error:
             if not self._has_failed:
                 self._has_failed = True
-                logger.warning("drafting failed: %s; this step goes on without drafts", brief(error))
+                logger.warning("drafting failed: %s; this step continues without drafts", brief(error))
             self._drafting.reset()
             return [[] for _ in sampled_token_ids]
 
