@@ -177,12 +177,12 @@ def test_too_few_allowed_tokens_are_refused() -> None:
 
 
 def test_ids_beyond_the_logits_are_refused(model: LanguageModel) -> None:
-    with pytest.raises(ModelError, match="token 4096, and its logits are only 4096 wide"):
+    with pytest.raises(ModelError, match="token 4096, but its logits are only 4096 wide"):
         predict(model, [Window([0, 1], [1, 4096])])
 
 
 def test_a_reference_that_cannot_be_loaded_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.model.memory.available_memory", lambda device: 5 * 2**20)
-    with pytest.raises(ModelError, match=r"float32 would give cannot be measured here: .* GiB") as caught:
+    with pytest.raises(ModelError, match=r"float32 reference cannot be measured here: .* GiB") as caught:
         measure_quality(DRAFT, TEXT, LoadOptions(dtype="bfloat16", device="cpu"), max_tokens=500)
     assert "\n" not in str(caught.value)

@@ -103,7 +103,7 @@ def compare(
     Raises ForedraftError if there is nothing to compare, or if the request cannot be served.
     """
     if llm.method == "none" or speculative_tokens == 0:
-        raise ForedraftError("nothing to compare: plain decoding against itself; give a drafter and draft tokens")
+        raise ForedraftError("nothing to compare: both sides would be plain decoding; give a drafter and draft tokens")
     variants = (replace(params, speculative_tokens=0), replace(params, speculative_tokens=speculative_tokens))
     runs: tuple[list[RequestOutput], list[RequestOutput]] = ([], [])
     num_warm_up = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)

@@ -91,7 +91,7 @@ def measure_quality(
     try:
         reference, _ = _loaded_and_read(name, windows, replace(options, dtype="float32", quantization=None))
     except ModelError as error:
-        raise ModelError(f"what float32 would give cannot be measured here: {error}") from error
+        raise ModelError(f"the float32 reference cannot be measured here: {error}") from error
     run, dtype = _loaded_and_read(name, windows, options)
     return QualityReport(
         dtype=dtype,
@@ -117,7 +117,7 @@ def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) ->
     ids = ids[len(begins) :][:max_tokens]
     if len(ids) < LEAST_TOKENS:
         raise ForedraftError(
-            f"the text is too short to measure quality on: it has {len(ids)} tokens, and {LEAST_TOKENS} are needed"
+            f"the text is too short to measure quality on: it has {len(ids)} tokens, but at least {LEAST_TOKENS} are needed"
         )
     return begins, ids
 
@@ -139,7 +139,7 @@ def predict(model: LanguageModel, windows: Sequence[Window]) -> Predictions:
     largest = max(max(window.read + window.predicted) for window in windows)
     if largest >= model.traits.vocab_size:
         raise ModelError(
-            f"{model.traits.name}: its tokenizer writes token {largest}, and its logits are only "
+            f"{model.traits.name}: its tokenizer produces token {largest}, but its logits are only "
             f"{model.traits.vocab_size} wide"
         )
     parts = [_read(model, batch) for batch in _batches(windows)]

@@ -83,12 +83,12 @@ def exactness_of(target: ModelReport) -> str:
     if target.row_exact is None:
         return "unknown until the target is loaded"
     if target.row_exact:
-        return f"bit-identical in {target.dtype}: greedy and seeded texts are plain decoding's, token for token"
+        return f"bit-identical in {target.dtype}: greedy and seeded texts are identical to plain decoding's, token for token"
     if target.dtype == "float32":
         return f"identical except where the top two of log p + noise are closer than {NEAR_TIE:g}; those are counted"
     return (
-        f"identical except at near ties: in {target.dtype} this machine's kernels change a row's last bits with its "
-        f"company, by more than the {NEAR_TIE:g} within which ties are counted"
+        f"identical except at near ties: in {target.dtype} this machine's kernels change a row's last bits depending on "
+        f"the other rows of the pass, by more than the {NEAR_TIE:g} within which ties are counted"
     )
 
 
@@ -114,7 +114,7 @@ def _too_big(memory: MemoryReport) -> str | None:
     if memory.weight_bytes is None or memory.available_bytes is None or memory.weight_bytes <= memory.available_bytes:
         return None
     return (
-        f"the weights take {memory.weight_bytes / 2**30:.1f} GiB and {memory.available_bytes / 2**30:.1f} GiB are free "
+        f"the weights take {memory.weight_bytes / 2**30:.1f} GiB, but only {memory.available_bytes / 2**30:.1f} GiB are free "
         f"on {memory.device}: use smaller models, or a quantised checkpoint"
     )
 

@@ -58,7 +58,7 @@ def _skeleton(config: PretrainedConfig, dtype: torch.dtype, options: LoadOptions
                 copy.deepcopy(config), dtype=dtype, trust_remote_code=options.trust_remote_code
             )
     except Exception as error:  # any model's own code
-        logger.debug("no skeleton: %s", error)
+        logger.debug("the model cannot be built without its weights: %s", error)
         return None
     skeleton.eval()
     return skeleton
@@ -75,7 +75,7 @@ def _dry_read(skeleton: PreTrainedModel, context_len: int) -> tuple[int | None, 
         cache = model.scratch_cache([2], sources=sources)
         logits = model.read([Read(0, [0, 0], 2)], cache)
     except Exception as error:  # any model's own code
-        logger.debug("no dry read: %s", error)
+        logger.debug("the model cannot be run without its weights: %s", error)
         return None, None
     return cache.region(0).bytes_per_token, int(logits.shape[-1])
 
