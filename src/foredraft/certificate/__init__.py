@@ -60,7 +60,7 @@ def check(
     if not budget > 0 or num_tokens < 1:
         raise ForedraftError(f"budget and num_tokens must be above 0, not {budget} and {num_tokens}")
     if prompts is not None and not prompts:
-        raise ForedraftError("give one prompt at least, or None for the built-in ones")
+        raise ForedraftError("give at least one prompt, or None for the built-in ones")
     setting = setting_of(llm, params, prompts or PROMPTS, budget, num_tokens)
     return Certification(setting, progress or (lambda _: None)).run()
 
@@ -114,7 +114,7 @@ class Certification:
                 self._controls.append(result)
         if untried:
             seconds = OVERTIME * deadline.seconds
-            self._left_out.append(f"broken verifiers for which {seconds:.0f} s were not enough: {', '.join(untried)}")
+            self._left_out.append(f"broken verifiers not fully tested within {seconds:.0f} s: {', '.join(untried)}")
         return untried
 
     def _certificate(self, untried: Sequence[str]) -> Certificate:

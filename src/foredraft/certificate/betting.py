@@ -153,10 +153,10 @@ class Bets:
     def summary(self) -> str:
         """The result in one line."""
         if self.num_impossible:
-            return f"{self.num_impossible} tokens have probability 0 under the target's law"
+            return f"{self.num_impossible} tokens have probability 0 under the target's distribution"
         won = (
-            f"the best bet against the claim won {_power_of_ten(self.log_evidence)} to 1, "
-            f"and {1 / FALSE_ALARM:,.0f} rejects"
+            f"the best bet against the claim won {_power_of_ten(self.log_evidence)} to 1; "
+            f"rejection requires {1 / FALSE_ALARM:,.0f} to 1"
         )
         best = max(self.accounts.values(), key=lambda account: account.peak)
         return f"{best.bet.description}: {won}" if self.is_rejected else won
@@ -246,7 +246,7 @@ class BettingCheck:
             figures=source.bets.figures | source.shares,
             false_alarm=FALSE_ALARM,
         )
-        cut = f"{self.kind} tokens behind {source.num_tokens:,}, of {source.num_wanted:,}: the time was over"
+        cut = f"{self.kind} tokens after the first {source.num_tokens:,}, of {source.num_wanted:,}: out of time"
         left_out = [] if source.is_complete else [cut]
         return CheckRun([result], source.num_drafted, source.num_sampled, source.num_by_heads, left_out=left_out)
 

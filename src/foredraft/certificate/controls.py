@@ -146,36 +146,37 @@ class Control:
 
 
 CONTROLS: tuple[Control, ...] = (
-    Control("accept all", "every draft token stands", TEXTS, "drafts", broken.accepts_everything),
+    Control("accept all", "every draft token is accepted", TEXTS, "drafts", broken.accepts_everything),
     Control(
-        "accept the likely", "a draft token stands where the target gives it a tenth or more", TEXTS, "drafts",
-        broken.accepts_the_likely,
+        "accept the likely", "a draft token is accepted where the target gives it a probability of at least a tenth",
+        TEXTS, "drafts", broken.accepts_the_likely,
     ),
-    Control("one too many", "one draft token more stands", TEXTS, "drafts", broken.accepts_one_too_many),
+    Control("one too many", "one draft token too many is accepted", TEXTS, "drafts", broken.accepts_one_too_many),
     Control(
         "early bonus", "the bonus token comes from the row before its own", TEXTS, "drafts",
         broken.takes_the_bonus_one_row_early,
     ),
-    Control("lost token", "the last draft token that stands is lost", TEXTS, "drafts", broken.loses_a_token),
+    Control("lost token", "the last accepted draft token is lost", TEXTS, "drafts", broken.loses_a_token),
     Control(
         "stale cache", "a rejected token stays in the cache", TEXTS, "drafts",
         target=_with_cache(StaleCache),
     ),
     Control(
-        "stale far on", "behind 68 tokens the last of a draft that stood whole is stale in the cache", FIXED,
-        "far drafts", target=_with_cache(FarStaleCache),
+        "stale far on", "beyond 68 tokens, the last token of a fully accepted draft is stale in the cache",
+        FIXED, "far drafts", target=_with_cache(FarStaleCache),
     ),
     Control(
         "counts ahead", "penalties count draft tokens that are not there yet", FIXED, "penalties", broken.counts_ahead
     ),
     Control(
-        "lenient", "draft tokens stand with min(1, 2 p/q)", (DRAWN,), "sampled", broken.with_rules(broken.LENIENT)
+        "lenient", "draft tokens are accepted with probability min(1, 2 p/q)", (DRAWN,), "sampled",
+        broken.with_rules(broken.LENIENT),
     ),
     Control(
         "no residual", "a recovered token is drawn from p", (SAMPLED, DRAWN), "sampled", broken.without_residual()
     ),
     Control(
-        "late residual", "the same, but only behind three draft tokens or more", (DRAWN,), "deep",
+        "late residual", "a recovered token is drawn from p, but only after three or more draft tokens", (DRAWN,), "deep",
         broken.without_residual(after=_DEEP),
     ),
     Control(
@@ -183,23 +184,23 @@ CONTROLS: tuple[Control, ...] = (
         broken.exchanges_p_and_q,
     ),
     Control(
-        "another q", "drafts are weighed by a law they were not drawn from", (DRAWN,), "sampled",
+        "another q", "drafts are verified with a distribution that they were not drawn from", (DRAWN,), "sampled",
         broken.weighs_by_a_power(0.5),
     ),
     Control(
-        "warmer q", "drafts are weighed by their law at a temperature 2 % higher", (DRAWN,), "sampled",
+        "warmer q", "drafts are verified with their distribution at a temperature 2 % higher", (DRAWN,), "sampled",
         broken.weighs_by_a_power(1 / 1.02),
     ),
     Control(
-        "noise again", "every second step draws with the noise of the one before", (SAMPLED,), "rows in step",
+        "noise again", "every second step reuses the noise of the step before", (SAMPLED,), "rows in step",
         broken.reuses_noise(),
     ),
     Control(
-        "unlikely drafts dropped", "a drawn draft token goes unverified because its q is low", (DRAWN,), "sampled",
+        "unlikely drafts dropped", "a drawn draft token is dropped unverified because its q is low", (DRAWN,), "sampled",
         broken.drops_unlikely_drafts,
     ),
     Control(
-        "first failure", "block verification that does not try the later places", (DRAWN,), "block",
+        "first failure", "block verification that stops at the first failure, without trying later positions", (DRAWN,), "block",
         broken.with_rules({"block": broken.stops_at_first_failure}),
     ),
     Control(
@@ -211,19 +212,20 @@ CONTROLS: tuple[Control, ...] = (
         broken.with_rules({"block": broken.uncapped_scale}),
     ),
     Control(
-        "drawn", "a token is drawn where the likeliest is asked for", (GREEDY,), "", broken.with_params(temperature=1.0)
+        "drawn", "a token is drawn where the likeliest one was requested", (GREEDY,), "",
+        broken.with_params(temperature=1.0),
     ),
     Control("other noise", "the noise of another seed", (SEEDED,), "", broken.with_params(seed=lambda s: s + 1)),
     Control(
         "likeliest", "the likeliest token in place of a drawn one", (SAMPLED,), "", broken.with_params(temperature=0.0)
     ),
     Control(
-        "cooler", "the temperature a fifth lower than asked for", (SAMPLED,), "",
+        "cooler", "a temperature a fifth lower than requested", (SAMPLED,), "",
         broken.with_params(temperature=lambda t: 0.8 * t),
     ),
     Control(
-        "features one off", "a head reports q for tokens paired with the hidden states of the token before", (SAMPLED,),
-        "heads", drafter=with_features_one_off,
+        "features one off", "a head reports q for tokens paired with the hidden states of the previous token",
+        (SAMPLED,), "heads", drafter=with_features_one_off,
     ),
 )  # fmt: skip
 
@@ -250,19 +252,19 @@ def _missing(needs: str, run: CheckRun, params: SamplingParams) -> str | None:
     assert isinstance(length, int)
     if needs == "rows in step":
         has_certain = run.num_sampled < _MOSTLY * run.num_drafted
-        return "steps over certain drafts do not use their noise in the same places" if has_certain else None
+        return "steps with deterministic drafts do not use their noise in the same order" if has_certain else None
     if needs and not run.num_drafted:
         return "nothing was drafted"
     if needs in ("sampled", "block", "deep") and not run.num_sampled:
-        return "no draft token was drawn from a law"
+        return "no draft token was drawn from a distribution"
     if needs == "heads" and not run.num_by_heads:
         return "no draft token was drawn by a drafter that reads hidden states"
     if needs == "block" and params.verifier != "block":
         return f"drafts are verified by {params.verifier}"
     if needs == "block" and length < 2:
-        return "one draft token at a time is no block"
+        return "a single draft token per step is not a block"
     if needs == "deep" and length <= _DEEP:
-        return f"at most {length} draft tokens stand before one that falls"
+        return f"at most {length} draft tokens are accepted before one is rejected"
     if needs == "far drafts" and run.max_len < _FAR_ENOUGH:
         return f"the texts end before token {_FAR_ENOUGH}"
     if needs == "penalties" and abs(params.frequency_penalty + params.presence_penalty) < _MILD:

@@ -43,17 +43,23 @@ _MOST_RATIO = 4.0
 
 EVERY_TOKEN = {
     "surprise": SURPRISE,
-    "likeliest": Bet("the likeliest token comes too often or too seldom"),
+    "likeliest": Bet("the likeliest token occurs too often or too rarely"),
     "rank": Bet("tokens come from too far up or down the list of candidates"),
-    "noise, tokens": Bet("a token depends on the noise that the next one is drawn with"),
+    "noise, tokens": Bet("a token depends on the noise with which the next one is drawn"),
 }
 OF_STEPS = {
-    "draft stands": Bet("what the drafter favours comes too often or too seldom"),
-    "draft's law": Bet("tokens follow the drafter's law more, or less, than they should", high=_MOST_RATIO),
+    "draft stands": Bet("tokens that the drafter favours occur too often or too rarely"),
+    "draft's law": Bet(
+        "tokens follow the drafter's distribution more or less closely than they should", high=_MOST_RATIO
+    ),
     "noise, steps": Bet("the last token of a step depends on the noise of the next step"),
-    "noise, bonus": Bet("the bonus token of a step depends on the noise of the next step's"),
+    "noise, bonus": Bet("the bonus token of a step depends on the noise of the next step's bonus token"),
 }
-OF_DRAFTS = {"draft's surprise": Bet("draft tokens are too likely or too unlikely under the law they name")}
+OF_DRAFTS = {
+    "draft's surprise": Bet(
+        "draft tokens are too likely or too unlikely under the distribution that the drafter reports"
+    )
+}
 
 _FIRST_SHARE, _FIRST_LENGTH = 24, 24
 """The first round has 1/24 of all tokens, in texts of at most 24 tokens, because a gross mistake shows in few. The next two
@@ -118,12 +124,12 @@ class TextSource(TokenSource):
     @property
     def odds(self) -> str:
         faults = (
-            "draft tokens that stand unverified in {:.1%} of steps",
-            "the likeliest token in place of a drawn one in {:.1%}",
+            "draft tokens accepted unverified in {:.1%} of steps",
+            "the likeliest token taken in place of a draw for {:.1%} of tokens",
         )
         shares = zip(faults, self.shares.values(), strict=True)
         lines = [fault.format(share) for fault, share in shares if share is not None]
-        return super().odds + ("; found with odds 0.99: " + ", or ".join(lines) if lines else "")
+        return super().odds + ("; found with probability 0.99: " + ", or ".join(lines) if lines else "")
 
 
 def bet_on_texts(bets: Bets, model: LanguageModel, texts: Sequence[Text], noise: float) -> None:

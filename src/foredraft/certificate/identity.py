@@ -56,7 +56,7 @@ class IdentityCheck:
                 if not by_policy.record.num_drafted:
                     left_out.append(f"drafts that the policy chooses in {self.kind} texts: it chose none")
         except RequestError as error:
-            detail = f"a text failed that plain decoding writes: {error}"
+            detail = f"a text that plain decoding completes failed: {error}"
             return CheckRun([CheckResult("identity", self.kind, 0, 0, 0, False, detail, "no chance involved", {})])
         max_len = max(len(text.tokens) for text in self._plain)
         return CheckRun(results, trial.record.num_drafted, trial.record.num_sampled, max_len=max_len, left_out=left_out)
@@ -123,11 +123,11 @@ class IdentityCheck:
         count, first = len(texts), different[0] if different else None
         detail = f"{count - num_tied - len(different)} of {count} texts identical to plain decoding's"
         if num_tied:
-            detail += f", {num_tied} part at a tie"
+            detail += f", {num_tied} diverge at a tie"
         if first:
-            detail += f", text {first[0] + 1} differs from token {first[1] + 1}"
-        alarm = f"ties up to {2 * noise:.1e} in the logits are let through" if noise else "no false alarm"
-        odds = f"{alarm}; a fault in {1 - 0.01 ** (1 / count):.0%} of such texts is found with odds 0.99"
+            detail += f", text {first[0] + 1} differs from token {first[1] + 1} onwards"
+        alarm = f"ties of up to {2 * noise:.1e} in the logits are allowed" if noise else "no false alarms"
+        odds = f"{alarm}; a fault in {1 - 0.01 ** (1 / count):.0%} of such texts is found with probability 0.99"
         figures = {"num_tied": num_tied, "num_different": len(different), "first_difference": first}
         return CheckResult(
             "identity", kind, count, num_tokens(texts), trial.record.num_drafted, not different, detail, odds, figures
@@ -148,7 +148,7 @@ class IdentityCheck:
         detail = f"{count - num_missed:,} of {count:,} tokens are the choice of an independent pass"
         if num_missed:
             tie = 2 * self._setting.noise
-            detail += f"; the widest margin missed is {worst:.2g} ({tie:.2g} would be a tie)"
+            detail += f"; the widest margin of the others is {worst:.2g} ({tie:.2g} would be a tie)"
         figures = {"num_missed": num_missed, "num_wrong": num_wrong, "worst_margin": finite(worst)}
         return CheckResult(
             "teacher-forced", kind, len(texts), count, trial.record.num_drafted, not num_wrong,

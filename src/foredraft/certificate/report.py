@@ -111,10 +111,10 @@ def verdict_of(
         return FAILED, f"{failed.name}, {failed.kind}: {failed.detail}"
     if missed := [f"{control.name} ({control.kind})" for control in controls if not control.rejected]:
         return INCONCLUSIVE, (
-            f"broken verifiers were not rejected: {', '.join(missed)}: raise --budget, or give prompts that are drafted for"
+            f"broken verifiers were not rejected: {', '.join(missed)}: raise --budget, or give prompts for which drafts are made"
         )
     if untried:
         return INCONCLUSIVE, (
-            f"the time was over before {len(untried)} broken verifiers were rejected: {', '.join(untried)}: raise --budget"
+            f"time ran out before {len(untried)} broken verifiers were rejected: {', '.join(untried)}: raise --budget"
         )
     return PASSED, None

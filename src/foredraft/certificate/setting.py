@@ -96,13 +96,11 @@ class Setting:
         """A description of how drafts are requested."""
         if not self.drafters:
             return "none"
-        tokens = f"{self.gamma} draft tokens a step from {' and '.join(self.drafters)}"
+        tokens = f"{self.gamma} draft tokens per step from {' and '.join(self.drafters)}"
         if not self.is_auto:
             return tokens
         in_turn = " in turn" if len(self.drafters) > 1 else ""
-        return (
-            f"{tokens}{in_turn}, so that there are some; what the policy itself chooses is tested in the texts of auto"
-        )
+        return f"{tokens}{in_turn}, so that something is drafted; what the policy itself chooses is tested in the auto texts"
 
     @property
     def seed(self) -> int:
@@ -189,11 +187,11 @@ def planned(setting: Setting, rate: float) -> Setting:
     num_kept = max(1, min(num_prompts, int(affordable / length)))
     left_out = []
     if length < setting.length:
-        left_out.append(f"what comes behind {length} tokens of a text, of {setting.length}: raise --budget")
+        left_out.append(f"tokens after the first {length} of each text, of {setting.length}: raise --budget")
     if num_kept < num_prompts:
         left_out.append(f"{num_prompts - num_kept} of {num_prompts} prompts: raise --budget")
     if setting.params.n > copies:
-        left_out.append(f"texts {copies + 1} to {setting.params.n} of a prompt")
+        left_out.append(f"texts {copies + 1} to {setting.params.n} of each prompt")
     return replace(
         setting,
         prompts=setting.prompts[:num_kept],

@@ -43,12 +43,12 @@ _MOST_PLACES = 8
 
 _BETS = {
     "surprise": SURPRISE,
-    "single tokens": Bet("recovered tokens are drawn as if no draft token stood before them"),
-    "scale": Bet("recovered tokens are drawn as if ratios above 1 counted"),
-    "draft's temperature": Bet("drafts are weighed by their law at another temperature"),
+    "single tokens": Bet("recovered tokens are drawn as if no draft token preceded them"),
+    "scale": Bet("recovered tokens are drawn as if ratios were not capped at 1"),
+    "draft's temperature": Bet("drafts are verified with their distribution at another temperature"),
 }
 
-NOTHING_DRAWN = "verification of drawn drafts: none was drawn from a law, ids are only compared"
+NOTHING_DRAWN = "verification of drawn drafts: none was drawn from a distribution; ids are only compared"
 
 
 def _stands_at(place: int) -> str:
@@ -58,7 +58,10 @@ def _stands_at(place: int) -> str:
 
 def _bets_on(length: int) -> Bets:
     """length: the most draft tokens of a step."""
-    description = "what a draft leaves of the target's law comes too often or too seldom, at place {} of a step"
+    description = (
+        "tokens that a draft favours over what is left of the target's distribution occur too often or too rarely, "
+        "at position {} of a step"
+    )
     places = range(min(length, _MOST_PLACES))
     return Bets(_BETS | {_stands_at(place): Bet(description.format(place + 1)) for place in places})
 
@@ -209,7 +212,9 @@ class Draws(TokenSource):
 
     @property
     def odds(self) -> str:
-        return f"{super().odds}; enumerated, the rules are exact to 1e-12 in float64, 3.4e-7 in compiled float32"
+        return (
+            f"{super().odds}; by enumeration, the rules are exact to 1e-12 in float64 and to 3.4e-7 in compiled float32"
+        )
 
     def _drafts(self, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """-> ids [count, K], lens [count]: K for half of the drafts, random from 1 to K for the others"""
