@@ -66,7 +66,7 @@ def test_what_was_cut_is_said_and_nothing_else() -> None:
     assert describe_cuts([], (128, 80), (128, 80)) == ()
     lines = describe_cuts(["suffix:4", "ngram"], (128, 80), (32, 6))
     assert lines == (
-        "left out, because the budget was spent: suffix:4, ngram",
+        "skipped, because the budget was used up: suffix:4, ngram",
         "texts of 32 tokens instead of 128",
         "6 of 80 questions",
     )

@@ -246,7 +246,7 @@ def test_a_spent_budget_still_asks_one_group_of_two_configurations(llm: LLM) -> 
     assert [run.group for run in found.runs] == [0, 0]
     assert {run.configuration for run in found.runs} == set(found.names) == {one.name for one in CONFIGURATIONS[:2]}
     said = " ".join(found.cut)
-    assert f"left out, because the budget was spent: {CONFIGURATIONS[2].name}" in said
+    assert f"skipped, because the budget was used up: {CONFIGURATIONS[2].name}" in said
     assert f"1 of {len(PROMPTS)} questions" in said
 
 
@@ -311,7 +311,7 @@ def test_the_defaults_are_plain_decoding_and_the_llm_as_it_is(llm: LLM) -> None:
     [
         ({"params": SamplingParams(n=2)}, "n must be 1"),
         ({"params": SamplingParams(max_tokens=None)}, "needs max_tokens"),
-        ({"params": SamplingParams(stop="\n")}, "leave stop out"),
+        ({"params": SamplingParams(stop="\n")}, "leave out stop"),
         ({"budget": -1.0}, "budget must be more than 0 seconds"),
         ({"repeats": 0}, "repeats must be at least 1"),
         ({"params": SamplingParams(max_tokens=800)}, "question a: its turns and their answers may take"),
@@ -328,9 +328,9 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(
 
 
 def test_what_was_not_measured_is_refused_by_name(result: BenchResult) -> None:
-    with pytest.raises(ForedraftError, match="'ngram:3' was not measured: there are plain, "):
+    with pytest.raises(ForedraftError, match="'ngram:3' was not measured: choose from plain, "):
         result.figures("ngram:3")
-    with pytest.raises(ForedraftError, match="category 'math' was not measured: there are prompts"):
+    with pytest.raises(ForedraftError, match="category 'math' was not measured: choose from prompts"):
         result.compare("plain", "math")
 
 

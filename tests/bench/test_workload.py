@@ -82,18 +82,18 @@ def test_ids_and_categories_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds no question"),
-        ("nonsense", "w, line 1: no JSON"),
-        ('["a"]', "line 1: needs an object"),
-        ('{"text": "a"}', 'needs an object with "turns" or "prompt"'),
+        ("", "contains no questions"),
+        ("nonsense", "w, line 1: not valid JSON"),
+        ('["a"]', "line 1: must be an object"),
+        ('{"text": "a"}', 'must be an object with either "turns" or "prompt"'),
         ('{"prompt": "a", "turns": ["a"]}', "not both"),
-        ('{"turns": []}', '"turns" must be a list of texts'),
-        ('{"turns": "a"}', '"turns" must be a list of texts'),
+        ('{"turns": []}', '"turns" must be a list of strings'),
+        ('{"turns": "a"}', '"turns" must be a list of strings'),
         ('{"turns": ["a", ""]}', "none of them empty"),
-        ('{"prompt": 3}', '"prompt" one text'),
-        ('{"prompt": "a", "category": 1.5}', "category must be a text"),
-        ('{"prompt": "a", "question_id": null}', "question_id must be a text"),
-        ('{"prompt": "a", "question_id": 1}\n{"prompt": "b", "question_id": "1"}', "question_id 1 comes twice"),
+        ('{"prompt": 3}', '"prompt" a string'),
+        ('{"prompt": "a", "category": 1.5}', "category must be a non-empty string"),
+        ('{"prompt": "a", "question_id": null}', "question_id must be a non-empty string"),
+        ('{"prompt": "a", "question_id": 1}\n{"prompt": "b", "question_id": "1"}', "question_id 1 occurs twice"),
     ],
 )
 def test_what_is_no_workload_is_refused(text: str, words: str) -> None:

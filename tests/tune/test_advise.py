@@ -168,7 +168,7 @@ def test_a_budget_that_is_too_short_cuts_and_says_what(llm: LLM) -> None:
     assert {one.configuration.method for one in found.predictions} == {"suffix"}
     assert len(found.finalists) == 1
     said = " ".join(found.cut)
-    assert "left out, because the budget was spent: ngram" in said
+    assert "skipped, because the budget was used up: ngram" in said
     assert f"texts of {found.bench.params.max_tokens} tokens instead of 40" in said
     assert "1 of 3 questions" in said
     assert all(line in sentences(found)[-1] for line in found.cut)

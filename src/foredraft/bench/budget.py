@@ -74,7 +74,7 @@ def describe_cuts(left_out: Sequence[str], requested: tuple[int, int], measured:
     """What a budget cut, one line for each kind of cut. requested, measured: tokens per text, and number of questions."""
     lines = []
     if left_out:
-        lines.append(f"left out, because the budget was spent: {', '.join(left_out)}")
+        lines.append(f"skipped, because the budget was used up: {', '.join(left_out)}")
     if measured[0] < requested[0]:
         lines.append(f"texts of {measured[0]} tokens instead of {requested[0]}")
     if measured[1] < requested[1]:

@@ -44,7 +44,7 @@ class Configuration:
         batch_size = int(batch) if at else batch_size
         if method in (_PLAIN, "none"):
             if colon:
-                raise ForedraftError(f"configuration {text!r}: plain decoding drafts nothing, leave {tokens!r} out")
+                raise ForedraftError(f"configuration {text!r}: plain decoding drafts nothing: leave out {tokens!r}")
             return cls.plain(batch_size)
         return cls(method, int(tokens) if tokens.isdecimal() else tokens or None, batch_size)
 
@@ -105,11 +105,11 @@ def contenders_for(llm: LLM, configurations: Sequence[Configuration]) -> list[Co
     Raises ForedraftError if there is none, if two are the same, or if one cannot run.
     """
     if not configurations:
-        raise ForedraftError("no configuration: give at least one")
+        raise ForedraftError("no configuration was given: give at least one")
     contenders = [_contender(llm, configuration) for configuration in configurations]
     name, count = Counter(contender.name for contender in contenders).most_common(1)[0]
     if count > 1:
-        raise ForedraftError(f"configuration {name} is given {count} times: give each once")
+        raise ForedraftError(f"configuration {name} is given {count} times: give each only once")
     return contenders
 
 

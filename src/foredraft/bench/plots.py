@@ -62,7 +62,7 @@ def _draw_speedup(axes: Axes, result: BenchResult) -> None:
     axes.axvline(1.0, color=_style(0)["color"], linewidth=1, label=result.baseline)
     axes.set_yticks(range(len(parts)), [part or "all questions" for part in parts])
     axes.invert_yaxis()
-    axes.set_xlabel(f"tokens per second over {result.baseline}, with the bootstrap 95 % interval")
+    axes.set_xlabel(f"tokens per second relative to {result.baseline}, with the bootstrap 95 % interval")
 
 
 def _draw_latency(axes: Axes, result: BenchResult) -> None:

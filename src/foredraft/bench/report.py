@@ -198,16 +198,16 @@ def markdown(result: BenchResult, plots: Sequence[str] = ()) -> str:
 
 
 _LEGEND = """\
-## What the columns are
+## What the columns mean
 
-Tokens/s: all tokens over all seconds. Speedup: the ratio of that to the baseline's over the same questions, in
-brackets the bootstrap 95 % interval over groups of questions. Median of pairs: the median over groups of their own
-ratios. ITL: the time from one delivery of a text to the next; the tokens of one step arrive together. TPOT: a text's
-mean time per token after the first. TTFT: to its first token. Accepted: of the draft tokens. α: accepted over
-evaluated (accepted and first rejected). τ: tokens per drafted pass of the target; by formula: what α alone would
-give. Identical: answers that are token for token the baseline's. A looping text flatters every drafter, so the share
-of tokens inside repeated 8-grams stands beside every speed. Spec-Bench's speedup is the ratio of mean tokens/s over
-questions, its mean accepted tokens are tokens per pass, 1.00 for plain decoding."""
+Tokens/s: all tokens over all seconds. Speedup: the ratio of that to the baseline's on the same questions, with the
+bootstrap 95 % interval over groups of questions in brackets. Median of pairs: the median of the groups' own ratios.
+ITL: the time from one delivery of a text to the next; the tokens of one step arrive together. TPOT: a text's mean time
+per token after the first. TTFT: the time to its first token. Accepted: the share of draft tokens that were accepted.
+α: accepted over evaluated (accepted and first rejected). τ: tokens per drafted pass of the target; by formula: what α
+alone would give. Identical: answers that equal the baseline's token for token. A looping text flatters every drafter,
+so the share of tokens inside repeated 8-grams is shown beside every speed. Spec-Bench's speedup is the ratio of mean
+tokens/s over questions; its mean accepted tokens are tokens per pass, 1.00 for plain decoding."""
 
 
 def _facts(result: BenchResult) -> Iterator[str]:
@@ -227,11 +227,11 @@ def _facts(result: BenchResult) -> Iterator[str]:
     temperature = (
         "the checkpoint's own temperature" if params.temperature is None else f"temperature {params.temperature}"
     )
-    yield f"{temperature}, at most {params.max_tokens} tokens an answer{', ' + settings if settings else ''}"
+    yield f"{temperature}, at most {params.max_tokens} tokens per answer{', ' + settings if settings else ''}"
     yield (
         f"{result.workload.name}: {measured.num_questions} of {len(result.workload.questions)} questions, asked up to "
-        f"{_num_repeats(result)} times under each configuration, {'step by step' if result.are_together else 'one group after the other'} "
-        f"in turn; {measured.num_tokens} tokens under {result.baseline}"
+        f"{_num_repeats(result)} times under each configuration, taking turns {'step by step' if result.are_together else 'group by group'}; "
+        f"{measured.num_tokens} tokens under {result.baseline}"
     )
     yield f"cut by the budget: {'; '.join(result.cut)}" if result.cut else ""
     yield from (f"warning: {line}" for line in result.warnings)
@@ -242,7 +242,7 @@ def _facts(result: BenchResult) -> Iterator[str]:
 def _differences(result: BenchResult) -> Iterator[str]:
     """Texts that differ although they must not, a line for each configuration."""
     if not result.is_promised:
-        yield "sampling without a seed: texts are not promised to agree, so they are not compared"
+        yield "sampling without a seed: texts need not agree, so they are not compared"
     for name in result.names:
         identity = result.compare(name).identity
         if identity is None or identity.first_difference is None:

@@ -96,10 +96,10 @@ class BenchResult:
     def runs_of(self, name: str, category: str | None = None) -> list[GroupRun]:
         """The runs in order of group, then repeat. Raises ForedraftError for a name or a category that was not measured."""
         if name not in self.names:
-            raise ForedraftError(f"configuration {name!r} was not measured: there are {', '.join(self.names)}")
+            raise ForedraftError(f"configuration {name!r} was not measured: choose from {', '.join(self.names)}")
         runs = [run for run in self.runs if run.configuration == name and category in (None, run.category)]
         if not runs:
-            raise ForedraftError(f"category {category!r} was not measured: there are {', '.join(self.categories)}")
+            raise ForedraftError(f"category {category!r} was not measured: choose from {', '.join(self.categories)}")
         return sorted(runs, key=lambda run: (run.group, run.repeat))
 
     def figures(self, name: str, category: str | None = None) -> Figures:

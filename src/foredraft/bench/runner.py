@@ -123,10 +123,10 @@ def _cut(
 
 def check_settings(params: SamplingParams, budget: float | None, repeats: int | None) -> None:
     if params.n != 1:
-        raise ForedraftError(f"a benchmark writes one text for a prompt: n must be 1, not {params.n}")
+        raise ForedraftError(f"a benchmark generates one text per prompt: n must be 1, not {params.n}")
     if params.stop_strings:
         raise ForedraftError(
-            "a benchmark counts every token that is written, and stop strings cut some: leave stop out"
+            "a benchmark counts every token that is generated, but stop strings cut some off: leave out stop"
         )
     if params.max_tokens is None:
         raise ForedraftError("a benchmark needs max_tokens: without it a text may fill the context")
@@ -154,8 +154,8 @@ def check_fits(llm: LLM, workload: Workload, params: SamplingParams) -> None:
             raise type(error)(f"question {question.question_id}: {error}") from error
         if longest > context_len:
             raise ForedraftError(
-                f"question {question.question_id}: its turns and their answers may take {longest} tokens and the context "
-                f"holds {context_len}: lower max_tokens, or leave it out"
+                f"question {question.question_id}: its turns and their answers may take {longest} tokens, but the "
+                f"context holds {context_len}: lower max_tokens, or leave the question out"
             )
 
 

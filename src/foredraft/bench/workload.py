@@ -36,11 +36,13 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not self.questions:
-            raise ForedraftError(f"{self.name} holds no question: give at least one")
+            raise ForedraftError(f"{self.name} contains no questions: give at least one")
         seen: set[str] = set()
         for question in self.questions:
             if question.question_id in seen:
-                raise ForedraftError(f"{self.name}: question_id {question.question_id} comes twice: give each its own")
+                raise ForedraftError(
+                    f"{self.name}: question_id {question.question_id} occurs twice: give each question its own"
+                )
             seen.add(question.question_id)
 
     @classmethod
@@ -99,12 +101,12 @@ def _question(line: str, number: int, where: str) -> Question:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise ForedraftError(f"{where}: no JSON ({error})") from None
+        raise ForedraftError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(fields, dict) or ("turns" in fields) == ("prompt" in fields):
-        raise ForedraftError(f'{where}: needs an object with "turns" or "prompt", and not both')
+        raise ForedraftError(f'{where}: must be an object with either "turns" or "prompt", not both')
     turns = fields["turns"] if "turns" in fields else [fields["prompt"]]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise ForedraftError(f'{where}: "turns" must be a list of texts, "prompt" one text, none of them empty')
+        raise ForedraftError(f'{where}: "turns" must be a list of strings and "prompt" a string, none of them empty')
     return Question(
         question_id=_label(fields, "question_id", str(number), where),
         category=_label(fields, "category", _UNNAMED, where),
@@ -116,5 +118,5 @@ def _question(line: str, number: int, where: str) -> Question:
 def _label(fields: Mapping[str, Any], name: str, default: str, where: str) -> str:
     value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ForedraftError(f"{where}: {name} must be a text or a whole number, not {value!r}")
+        raise ForedraftError(f"{where}: {name} must be a non-empty string or an integer, not {value!r}")
     return str(value)
