@@ -188,7 +188,7 @@ def test_a_drafter_can_be_an_object(llm: LLM) -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no drafter": ({"methods": []}, "at least one drafter"),
-    "plain decoding": ({"methods": ["none"]}, "always among"),
+    "plain decoding": ({"methods": ["none"]}, "always run"),
     "unknown drafter": ({"methods": ["magic"]}, "magic"),
     "batch size 0": ({"batch_sizes": (0,)}, "batch sizes"),
     "no batch size": ({"batch_sizes": ()}, "batch sizes"),

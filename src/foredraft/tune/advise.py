@@ -221,7 +221,7 @@ def _candidates(llm: LLM, methods: Sequence[str | Drafter] | None) -> tuple[list
         parts: list[str | Drafter] = [*method.split("+")] if isinstance(method, str) else [method]
         singles |= {name_of(part): part for part in parts}
     if NO_DRAFT in singles or not singles:
-        raise ForedraftError('give at least one drafter to tune; plain decoding ("none") is always among what is run')
+        raise ForedraftError('give at least one drafter to tune; plain decoding ("none") is always run')
     return list(singles.values()), [method for method in methods if isinstance(method, str) and "+" in method]
 
 

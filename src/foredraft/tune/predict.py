@@ -53,7 +53,7 @@ class Predictor:
 
     def __init__(self, runs: Mapping[int, Sequence[Trial]]) -> None:
         if not runs or min(runs) < 1:
-            raise ForedraftError(f"a prediction needs runs with drafts, and depths are {sorted(runs)}")
+            raise ForedraftError(f"a prediction needs runs with drafts, but the depths are {sorted(runs)}")
         self._costs = StepCosts(one for trials in runs.values() for trial in trials for one in trial.rounds)
         self._runs = {depth: _median_trials(trials) for depth, trials in sorted(runs.items())}
         self._known: dict[tuple[int, int], _Sums] = {}
@@ -141,7 +141,7 @@ def predict(predictor: Predictor, plain: PlainSpeed, configuration: Configuratio
     """
     gamma = configuration.speculative_tokens
     if not isinstance(gamma, int) or not 1 <= gamma <= predictor.max_depth:
-        raise ForedraftError(f"{configuration.name}: predictions go from 1 to {predictor.max_depth} draft tokens")
+        raise ForedraftError(f"{configuration.name}: predictions cover 1 to {predictor.max_depth} draft tokens")
 
     def ratios(drawn: Indices) -> Floats:
         return predictor.rate(gamma, drawn) / plain.rate(drawn)

@@ -55,23 +55,23 @@ def sentences(result: TuneResult) -> list[str]:
     best = name_of(of[0].configuration.method or ""), of[0].configuration.speculative_tokens
     named = f"{best[0]} with {_tokens(best[1])}"
     if not advice.is_plain:
-        lines = [f"Use {named}: expect {_speedups(of)} the speed of plain decoding."]
+        lines = [f"Use {named}: expect {_speedups(of)}."]
         if any(one.expected.interval is not None and one.expected.interval.low < 1.0 for one in of):
             lines.append(
-                "The interval reaches below 1: on other prompts of these kinds it may be no faster, or slower."
+                "The interval reaches below 1: on other prompts of these kinds it may be no faster, or even slower."
             )
     elif all(one.expected.interval for one in of):
         lines = [
-            f"Do not speculate: the best, {named}, comes to {_speedups(of)}, which is too little, or too uncertain."
+            f"Do not speculate: the best setting, {named}, reaches {_speedups(of)}, which is too little or too uncertain."
         ]
     else:
-        lines = [f"Do not speculate: {named} came to {_speedups(of)}, on too few prompts to tell."]
+        lines = [f"Do not speculate: {named} reached {_speedups(of)}, but on too few prompts to tell."]
     groups = ", ".join(
         f"{num} {'prompts' if size == 1 else f'groups of {size}'}" for size, num in result.num_groups.items()
     )
     lines.append(
-        f"Predictions rest on {groups} of {result.bench.workload.name}, {result.bench.params.max_tokens} tokens each; "
-        f"intervals are 95 % over prompts; it took {result.seconds:.0f} s."
+        f"Predictions are based on {groups} ({result.bench.workload.name}), {result.bench.params.max_tokens} tokens each; "
+        f"intervals are 95 % over prompts; tuning took {result.seconds:.0f} s."
     )
     if result.cut:
         lines.append(f"Cut by the budget of {result.budget:.0f} s: {'; '.join(result.cut)}.")
@@ -86,8 +86,9 @@ def _tokens(speculative_tokens: int | str | None) -> str:
 
 def _speedups(of: Sequence[Finalist]) -> str:
     if len(of) == 1:
-        return f"{ratio_text(of[0].expected)} times"
-    return ", ".join(f"{ratio_text(one.expected)} times at batch size {one.configuration.batch_size}" for one in of)
+        return f"a speedup of {ratio_text(of[0].expected)} over plain decoding"
+    speedups = (f"{ratio_text(one.expected)} at batch size {one.configuration.batch_size}" for one in of)
+    return f"a speedup over plain decoding of {', '.join(speedups)}"
 
 
 def as_dict(result: TuneResult) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def as_settings(result: TuneResult, **models: Any) -> tuple[Settings, dict[str, 
     configuration, environment = result.advice.configuration, result.bench.environment
     if not isinstance(configuration.method, str):
         raise ForedraftError(
-            f"{name_of(configuration.method or '')} is an object: a settings file can only name a drafter"
+            f"{name_of(configuration.method or '')} is an object, but a settings file can only name a drafter"
         )
     settings = Settings(method=configuration.method, speculative_tokens=configuration.speculative_tokens, **models)
     measured = {
