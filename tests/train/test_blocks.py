@@ -54,7 +54,7 @@ def batched(numbers: list[int], length: int) -> list[list[int]]:
 
 
 def test_a_text_that_is_all_given_is_refused() -> None:
-    with pytest.raises(ForedraftError, match="none is to be predicted"):
+    with pytest.raises(ForedraftError, match="none is left to predict"):
         pack([[1, 2, 3]], 2, None, len)
 
 

@@ -32,23 +32,23 @@ def test_json_lines_are_documents(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("\n".join(json.dumps({"body": text}) for text in ("one\ntwo", "three")) + "\n")
     assert read_file(file, field="body").documents == ("one\ntwo", "three")
-    with pytest.raises(ForedraftError, match=r'a\.jsonl, line 1: needs an object with a string "text"'):
+    with pytest.raises(ForedraftError, match=r'a\.jsonl, line 1: must be an object with a string "text"'):
         read_file(file)
     file.write_text('{"text": ')
-    with pytest.raises(ForedraftError, match=r"line 1: no JSON"):
+    with pytest.raises(ForedraftError, match=r"line 1: not valid JSON"):
         read_file(file)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "latin.txt"
     file.write_bytes("Grüße".encode("latin-1"))
-    with pytest.raises(ForedraftError, match=r"latin\.txt is no UTF-8 text: byte 2"):
+    with pytest.raises(ForedraftError, match=r"latin\.txt is not UTF-8 text: byte 2"):
         read_file(file)
     with pytest.raises(ForedraftError, match=r"nowhere\.txt: cannot be read"):
         read_file(tmp_path / "nowhere.txt")
     for name, content in (("cut.gz", gzip.compress(b"some text")[:-6]), ("no.gz", b"plain")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ForedraftError, match="no sound gzip file"):
+        with pytest.raises(ForedraftError, match="not a valid gzip file"):
             read_file(tmp_path / name)
 
 

@@ -77,7 +77,7 @@ def test_what_was_saved_is_loaded_as_it_was(target: LanguageModel, tmp_path: Pat
     save_decoder(decoder, tmp_path, "toy", torch.float32)
     again = kind.load(str(tmp_path), target).state_dict()
     assert all(torch.equal(weight, again[name]) for name, weight in decoder.state_dict().items())
-    with pytest.raises(ForedraftError, match="its --layers is 2, not 1"):
+    with pytest.raises(ForedraftError, match="its number of layers is 2, but --layers is 1"):
         DecoderKind(1).load(str(tmp_path), target)
 
 

@@ -108,8 +108,8 @@ def test_a_head_is_made_trained_further_and_drafts(toy: Path, draft: Path, text:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "--draft-model to begin as, or a head to --init from"),
-        ({"draft_model": "a", "init": "b"}, "--draft-model to begin as, or a head to --init from"),
+        ({}, "either --draft-model, to initialise the head from, or --init"),
+        ({"draft_model": "a", "init": "b"}, "either --draft-model, to initialise the head from, or --init"),
         ({"draft_model": "a", "num_steps": 0}, "--unroll must be at least 1"),
     ],
 )

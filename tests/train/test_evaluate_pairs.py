@@ -134,8 +134,8 @@ def test_a_pair_is_cut_to_what_the_models_read(toy_t5: Path, small_t5: Path) -> 
 def test_documents_of_the_other_kind_are_refused(toy_t5: Path, small_t5: Path, pairs: Path) -> None:
     embedded = (EMBEDDED / "target", EMBEDDED / "draft")
     for models, options, words in (
-        ((toy_t5, small_t5), ("--data", f"x={pairs}"), "is an encoder-decoder: give --pairs, sources and texts"),
-        (embedded, ("--pairs", f"x={pairs}"), "is a decoder-only model: give --data, texts"),
+        ((toy_t5, small_t5), ("--data", f"x={pairs}"), "is an encoder-decoder: give --pairs (sources and texts)"),
+        (embedded, ("--pairs", f"x={pairs}"), "is a decoder-only model: give --data (texts)"),
         (
             embedded,
             ("--pairs", f"x={pairs}", "--data", f"x={pairs}"),

@@ -204,8 +204,8 @@ def test_a_head_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> Non
         (("--taps", "3", "--steps", "1"), r"--taps must be inputs of layers, 0 to 2, not \[3\]"),
         (("--unroll", "0", "--steps", "1"), "--unroll, --layers and --intermediate-size must be at least 1"),
         (("--decay", "1.5", "--steps", "1"), "--decay above 0 and at most 1"),
-        ((), "give one of --steps, --epochs and --budget"),
-        (("--quantization", "int3", "--steps", "1"), "a head is stored in bfloat16 or int8, not 'int3'"),
+        ((), "give exactly one of --steps, --epochs and --budget"),
+        (("--quantization", "int3", "--steps", "1"), "a head can be stored in bfloat16 or int8, not 'int3'"),
     ],
 )
 def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str) -> None:
@@ -231,7 +231,7 @@ def test_a_head_is_trained_on_conversations_alone(toy: Path, tmp_path: Path) -> 
     assert result.exit_code == 0, result.stderr
     assert set(json.loads(result.stdout)["history"][0]["loss"]) == {"conversations"}
     assert (
-        "6 conversations that the target wrote: answers to questions of prompts.txt"
+        "6 conversations that the target wrote: answers to the questions in prompts.txt"
         in (tmp_path / "head" / "README.md").read_text()
     )
     without = CliRunner().invoke(app, [arg for arg in args if arg not in ("--chats", "6")])

@@ -45,10 +45,10 @@ def test_files_of_pairs(tmp_path: Path) -> None:
     assert read_pairs(tabbed).documents == (Pair("Good morning.", "Guten Morgen."), Pair("Hi.", "Hallo."))
     assert read_pairs(records).documents == (Pair("def f():\n\treturn 1", "Give one."),)
     tabbed.write_bytes(gzip.compress(b"a\tb\na b\n"))
-    with pytest.raises(ForedraftError, match=r"a\.tsv\.gz, line 2: needs a source and a text with one tab"):
+    with pytest.raises(ForedraftError, match=r"a\.tsv\.gz, line 2: must be a source and a text, separated by one tab"):
         read_pairs(tabbed)
     records.write_text('{"source": "x"}')
-    with pytest.raises(ForedraftError, match='line 1: needs an object with a string "source" and a string "text"'):
+    with pytest.raises(ForedraftError, match='line 1: must be an object with a string "source" and a string "text"'):
         read_pairs(records)
 
 

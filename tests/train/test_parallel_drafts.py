@@ -121,7 +121,9 @@ def test_a_window_that_ends_within_a_block_is_refused(toy: Path) -> None:
     check_window(student, 512)
     student.config.sliding_window = 128
     check_window(student, 128)
-    with pytest.raises(ForedraftError, match="--context 129 is longer than the draft's window: give at most 128"):
+    with pytest.raises(
+        ForedraftError, match="--context 129 is longer than the draft's attention window: give at most 128"
+    ):
         check_window(student, 129)
 
 
@@ -132,7 +134,7 @@ def test_a_draft_is_made_and_writes_in_one_pass(toy: Path, text: Path, tmp_path:
     first, *_, last = json.loads(result.stdout)["history"]
     (kind,) = first["loss"]
     assert last["loss"][kind] < 0.9 * first["loss"][kind]
-    assert "each of 4 places that it writes in one pass" in (out / "README.md").read_text()
+    assert "each of the 4 positions that it drafts in one pass" in (out / "README.md").read_text()
     saved = AutoModelForCausalLM.from_pretrained(out)
     assert (saved.config.pard_token, saved.config.spd_type) == (4096, "pard")
     llm = LLM(toy, out, dtype="float32", speculative_tokens=3)

@@ -239,7 +239,7 @@ def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path) -> None:
     assert_refused(distill(toy, text, tmp_path / "b", "--budget", "1s", "--steps", "3"), "one of --steps")
     assert_refused(distill(toy, text, tmp_path / "b", "--context", "65"), "65", "64")
     assert_refused(distill(tmp_path / "nowhere", text, tmp_path / "b"), "nowhere")
-    assert_refused(distill(toy, text, toy), "holds files of something else")
+    assert_refused(distill(toy, text, toy), "contains unrelated files")
     assert_refused(distill(toy, text, tmp_path / "b", "--validation", "code"), "NAME=FILE")
     assert_refused(distill(toy, text, tmp_path / "b", "--dtype", "int3"), "--dtype")
     assert_refused(distill(toy, text, tmp_path / "b", "--only-generations"), "--generations")

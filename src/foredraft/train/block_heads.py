@@ -82,7 +82,7 @@ class DFlashKind:
         config = checkpoint.config
         is_kind = isinstance(config, DFlashConfig) and config.kind == self.name.lower()
         if not is_kind or config.target_ids is not None:
-            raise ForedraftError(f"{source}: a {self.name} head that drafts all ids is needed")
+            raise ForedraftError(f"{source}: must be a {self.name} head that drafts all ids")
         if not config.owns_lm_head:
             checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(None))
         return _to_train(DFlashHead.of(checkpoint, ends.embed, ends.lm_head))
@@ -108,19 +108,19 @@ class DFlashKind:
         """See HeadKind."""
         config = head.config
         reads = ", ".join(str(tap) for tap in config.taps)
-        origin = "random weights in the target's widths" if self.init is None else f"`{self.init}`"
+        origin = "random weights with the target's dimensions" if self.init is None else f"`{self.init}`"
         corrected = (
             ""
             if config.correction is None
-            else f", each corrected by the token before with rank {config.correction.rank}"
+            else f", each corrected by the previous token with rank {config.correction.rank}"
         )
         return Student(
             "head",
             f"A {self.name} head for `{target_name}`",
             f"{origin}; it reads the inputs of the layers {reads}, and drafts {config.num_places} tokens in one pass{corrected}",
             (f"tags: [speculative-decoding, {config.kind}]",),
-            f"{distilled_by(recipe)}, at every place of a draft behind one of {self.anchor_every} tokens, each weighing "
-            f"{self.decay:g} of the one before",
+            f"{distilled_by(recipe)}, at every position of a draft, after one in {self.anchor_every} tokens, each position weighted "
+            f"{self.decay:g} times the one before",
         )
 
 

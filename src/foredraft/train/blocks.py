@@ -77,7 +77,7 @@ def pack(
         stream.append(end_id)
         predicted.append(end_id)
     if len(stream) < 2:
-        raise ForedraftError("there is no text to train on: the files hold fewer than two tokens")
+        raise ForedraftError("there is no text to train on: the files contain fewer than two tokens")
     ids, next_ids = stream[:-1], predicted[1:]
     num_padding = -len(ids) % length
     blocks = Blocks(
@@ -86,7 +86,7 @@ def pack(
     )
     predicts = (blocks.next_ids != IGNORED).any(1)
     if not bool(predicts.any()):
-        raise ForedraftError("there is no text to train on: all of it is given, and none is to be predicted")
+        raise ForedraftError("there is no text to train on: all tokens are given, and none is left to predict")
     return Blocks(blocks.ids[predicts], blocks.next_ids[predicts])
 
 

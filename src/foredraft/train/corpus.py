@@ -84,14 +84,14 @@ def _content(path: Path) -> tuple[bytes, str]:
         raw = path.read_bytes()
         content = gzip.decompress(raw) if path.suffix == ".gz" else raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ForedraftError(f"{path}: no sound gzip file: {error}") from None
+        raise ForedraftError(f"{path}: not a valid gzip file: {error}") from None
     except OSError as error:
         raise ForedraftError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
         return raw, content.decode()
     except UnicodeDecodeError as error:
         raise ForedraftError(
-            f"{path} is no UTF-8 text: byte {error.start} cannot be decoded; convert it to UTF-8 first"
+            f"{path} is not UTF-8 text: byte {error.start} cannot be decoded; convert it to UTF-8 first"
         ) from None
 
 
@@ -102,7 +102,9 @@ def _is_jsonl(path: Path) -> bool:
 def _refuse_benchmarks(path: Path) -> None:
     for name in BENCHMARKS:
         if name in path.name.lower():
-            raise ForedraftError(f"{path}: {name} is a benchmark, and no draft is trained on what it is measured on")
+            raise ForedraftError(
+                f"{path}: {name} is a benchmark: a draft must not be trained on what it is measured on"
+            )
 
 
 def _json_fields(path: Path, text: str, fields: Sequence[str]) -> Iterator[list[str]]:
@@ -112,12 +114,12 @@ def _json_fields(path: Path, text: str, fields: Sequence[str]) -> Iterator[list[
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise ForedraftError(f"{path}, line {number}: no JSON ({error})") from None
+            raise ForedraftError(f"{path}, line {number}: not valid JSON ({error})") from None
         found = [record.get(field) for field in fields] if isinstance(record, dict) else []
         values = [value for value in found if isinstance(value, str)]
         if len(values) < len(fields):
             wanted = " and a string ".join(f'"{field}"' for field in fields)
-            raise ForedraftError(f"{path}, line {number}: needs an object with a string {wanted}")
+            raise ForedraftError(f"{path}, line {number}: must be an object with a string {wanted}")
         yield values
 
 
@@ -127,7 +129,7 @@ def _tabbed(path: Path, text: str) -> Iterator[Pair]:
             continue
         parts = line.removesuffix("\r").split("\t")
         if len(parts) != 2:
-            raise ForedraftError(f"{path}, line {number}: needs a source and a text with one tab between them")
+            raise ForedraftError(f"{path}, line {number}: must be a source and a text, separated by one tab")
         yield Pair(*parts)
 
 

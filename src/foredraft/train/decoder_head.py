@@ -50,7 +50,7 @@ class DecoderKind:
         decoder = decoder_to_train(source, target)
         num_layers = num_decoder_layers(decoder.config)
         if num_layers != self.layers:
-            raise ForedraftError(f"{source}: its --layers is {num_layers}, not {self.layers}")
+            raise ForedraftError(f"{source}: its number of layers is {num_layers}, but --layers is {self.layers}")
         return decoder
 
     def num_logits(self, head: PreTrainedModel, target: LanguageModel) -> int:

@@ -52,7 +52,9 @@ class Eagle1Kind:
         if self.num_steps < 1 or not 0 < self.decay <= 1:
             raise ForedraftError("--unroll must be at least 1, and --decay above 0 and at most 1")
         if (self.draft_model is None) == (self.init is None):
-            raise ForedraftError("give --kind eagle1 a --draft-model to begin as, or a head to --init from")
+            raise ForedraftError(
+                "give --kind eagle1 either --draft-model, to initialise the head from, or --init, a head to continue from"
+            )
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> EagleHead:
         """See HeadKind."""
@@ -75,7 +77,7 @@ class Eagle1Kind:
         checkpoint, ends = load_head(source, TargetShape.of(target.hf.config)), TargetEnds(target.hf)
         config = checkpoint.config
         if not isinstance(config, EagleConfig) or not config.projects_features:
-            raise ForedraftError(f"{source}: a head that was made by --kind eagle1 is needed")
+            raise ForedraftError(f"{source}: must be a head that was made by --kind eagle1")
         return EagleHead.of(checkpoint, ends.embed, ends.lm_head).requires_grad_(True)
 
     def num_logits(self, head: EagleHead, target: LanguageModel) -> int:
@@ -97,21 +99,21 @@ class Eagle1Kind:
         return Student(
             "head",
             f"An EAGLE-1 head for `{target_name}`",
-            f"{origin}; it reads the inputs of the target's layers {reads} beside each token's embedding",
+            f"{origin}; it reads the inputs of the target's layers {reads} in addition to each token's embedding",
             ("tags: [speculative-decoding, eagle]",),
-            f"{distilled_by(recipe)}, {self.num_steps} drafted tokens deep, each weighing {self.decay:g} of the one before",
+            f"{distilled_by(recipe)}, {self.num_steps} drafted tokens deep, each weighted {self.decay:g} times the one before",
         )
 
 
 def _check_draft(draft: PretrainedConfig, name: str, target: TargetShape) -> None:
     if draft.model_type != "llama":
         raise ForedraftError(
-            f"{name} is of the family {draft.model_type}: a head can begin as a model of the family llama"
+            f"{name} is of the family {draft.model_type}: a head can only be initialised from a model of the family llama"
         )
     if draft.vocab_size != target.vocab_size:
         raise ForedraftError(
-            f"{name} has {draft.vocab_size} ids, and the target {target.vocab_size}: a head begins as a draft model of "
-            "the target's vocabulary"
+            f"{name} has {draft.vocab_size} ids, but the target has {target.vocab_size}: a head can only be initialised "
+            "from a draft model with the target's vocabulary"
         )
 
 

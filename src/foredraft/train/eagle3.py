@@ -60,7 +60,7 @@ class Eagle3Kind:
         checkpoint, ends = load_head(source, TargetShape.of(target.hf.config)), TargetEnds(target.hf)
         config = checkpoint.config
         if not isinstance(config, EagleConfig) or config.kind != "eagle3" or config.mask_token is not None:
-            raise ForedraftError(f"{source}: an EAGLE-3 head is needed")
+            raise ForedraftError(f"{source}: must be an EAGLE-3 head")
         if not checkpoint.config.owns_lm_head:
             checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))
         return self._to_train(EagleHead.of(checkpoint, ends.embed, ends.lm_head))
@@ -83,7 +83,7 @@ class Eagle3Kind:
         config = head.config
         reads = ", ".join(str(tap) for tap in config.taps)
         rows = "rows of its lm_head" + (", which are not saved" if self.shares_lm_head else "")
-        origin = f"random weights in the target's widths, with {rows}"
+        origin = f"random weights with the target's dimensions, and {rows}"
         return Student(
             "head",
             f"An EAGLE-3 head for `{target_name}`",
@@ -91,7 +91,7 @@ class Eagle3Kind:
             f"{config.draft_vocab_size} of {config.vocab_size} ids",
             ("tags: [speculative-decoding, eagle3]",),
             f"{distilled_by(recipe)}, {self.num_steps} drafted tokens deep (test-time training, arXiv:2503.01840), each "
-            f"weighing {self.decay:g} of the one before",
+            f"weighted {self.decay:g} times the one before",
         )
 
     def _to_train(self, head: EagleHead) -> EagleHead:

@@ -124,8 +124,8 @@ class _Evaluation:
         encoded = [text for text in found if text is not None]
         if not encoded:
             raise ForedraftError(
-                f"{kind}: no document is long enough: a text needs more than the {self.prompt_len} tokens that it begins with, "
-                "and that of a pair more than one"
+                f"{kind}: no document is long enough: a text must be longer than its prompt of {self.prompt_len} tokens, "
+                "and the text of a pair longer than one token"
             )
         chosen = [encoded[index] for index in spread_indices(len(encoded), num_texts)]
         return chosen, TextCounts(num_texts, len(chosen), len(documents), len(documents) - len(encoded))

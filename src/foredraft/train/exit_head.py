@@ -61,9 +61,11 @@ class ExitKind:
         checkpoint = load_head(source, TargetShape.of(target.hf.config))
         config = checkpoint.config
         if not isinstance(config, ExitConfig) or config.layer != self.exit_layer:
-            raise ForedraftError(f"{source}: a trained exit after layer {self.exit_layer} is needed")
+            raise ForedraftError(f"{source}: must be a trained exit after layer {self.exit_layer}")
         if self.adapter_size not in (None, config.adapter_size):
-            raise ForedraftError(f"{source}: its --adapter-size is {config.adapter_size}, not {self.adapter_size}")
+            raise ForedraftError(
+                f"{source}: its adapter size is {config.adapter_size}, but --adapter-size is {self.adapter_size}"
+            )
         return load_exit(config, checkpoint.tensors, target)
 
     def num_logits(self, head: Exit, target: LanguageModel) -> int:
@@ -82,7 +84,7 @@ class ExitKind:
     def describe(self, head: Exit, target_name: str, recipe: Recipe) -> Student:
         """See HeadKind."""
         size = 0 if head.adapter is None else head.adapter.gate_proj.out_features
-        adapter = f", and an adapter {size} wide that adds nothing yet" if size else ""
+        adapter = f", and an adapter of width {size} that initially adds nothing" if size else ""
         origin = f"the target's final norm{adapter}" if self.init is None else f"`{self.init}`"
         return Student(
             "head",

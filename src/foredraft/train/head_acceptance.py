@@ -33,7 +33,7 @@ class HeadOnTexts:
         config = replace(llm.head.config, owns_lm_head=checkpoint.config.owns_lm_head)
         checkpoint = ends.with_rows(replace(checkpoint, config=config))
         if isinstance(llm.head, EarlyExit):
-            raise ForedraftError(f"{name}: a head of the kind {config.kind} cannot be evaluated on texts")
+            raise ForedraftError(f"{name}: a head of kind {config.kind} cannot be evaluated on texts")
         self._head = plain_head(checkpoint, ends.embed, ends.lm_head, llm.head.dtype)
 
     @torch.inference_mode()

@@ -43,7 +43,7 @@ def train_head(
     the loss is not finite, and if the disk is full; saved checkpoints are kept.
     """
     if quantization not in (None, "int8"):
-        raise ForedraftError(f"a head is stored in bfloat16 or int8, not {quantization!r}")
+        raise ForedraftError(f"a head can be stored in bfloat16 or int8, not {quantization!r}")
     return _HeadRun(target, data, kind, recipe, out, watch, quantization or "bfloat16").execute()
 
 
@@ -139,13 +139,17 @@ class _HeadRun:
 def _check_kind(target: LanguageModel, kind: HeadKind[Any], data: Data) -> None:
     """Raises ForedraftError unless kind, target and data are all for encoder-decoders, or all for decoder-only models."""
     if kind.reads_pairs != target.has_encoder:
-        what = "an encoder-decoder" if target.has_encoder else "a decoder-only model"
+        what, others = (
+            ("an encoder-decoder", "decoder-only models")
+            if target.has_encoder
+            else ("a decoder-only model", "encoder-decoders")
+        )
         raise ForedraftError(
-            f"{target.traits.name} is {what}, and heads of this kind are for the others: use another --kind"
+            f"{target.traits.name} is {what}, but heads of this kind are for {others}: use another --kind"
         )
     if kind.reads_pairs != data.are_pairs:
         option = "--pairs" if kind.reads_pairs else "--data"
-        raise ForedraftError(f"give {option}: what the target reads when it serves")
+        raise ForedraftError(f"give {option}: the kind of text that the target reads in use")
 
 
 def _num_parameters(head: nn.Module) -> int:

@@ -44,9 +44,9 @@ def _check_kind(llm: LLM, document: HeldOutDocument) -> None:
     if isinstance(document, Pair) == target.has_encoder:
         return
     kind, right = (
-        ("an encoder-decoder", "--pairs, sources and texts")
+        ("an encoder-decoder", "--pairs (sources and texts)")
         if target.has_encoder
-        else ("a decoder-only model", "--data, texts")
+        else ("a decoder-only model", "--data (texts)")
     )
     raise ForedraftError(f"{target.traits.name} is {kind}: give {right}")
 

@@ -71,7 +71,7 @@ class MedusaKind:
         """See HeadKind."""
         checkpoint = load_head(source, TargetShape.of(target.hf.config))
         if not isinstance(checkpoint.config, MedusaConfig) or not checkpoint.config.owns_lm_head:
-            raise ForedraftError(f"{source}: Medusa heads with an lm_head of their own are needed")
+            raise ForedraftError(f"{source}: must contain Medusa heads with an lm_head of their own")
         return MedusaHead.of(checkpoint, TargetEnds(target.hf).lm_head).requires_grad_(True)
 
     def num_logits(self, head: MedusaHead, target: LanguageModel) -> int:
@@ -91,15 +91,15 @@ class MedusaKind:
         """See HeadKind."""
         config = head.config
         lm_heads = "one lm_head for all" if config.shares_lm_head else "an lm_head for each"
-        origin = "the target's lm_head behind blocks that change nothing" if self.init is None else f"`{self.init}`"
+        origin = "the target's lm_head after blocks that change nothing" if self.init is None else f"`{self.init}`"
         return Student(
             "head",
             f"Medusa heads for `{target_name}`",
             f"{origin}; {config.num_heads} heads of {config.num_blocks} blocks with {lm_heads}, which draft {config.draft_vocab_size} of "
             f"{config.vocab_size} ids",
             ("tags: [speculative-decoding, medusa]",),
-            f"{distilled_by(recipe)}, each head at its own place (Medusa-1, arXiv:2401.10774) and weighing {self.decay:g} of the one "
-            "before",
+            f"{distilled_by(recipe)}, each head at its own position (Medusa-1, arXiv:2401.10774) and weighted {self.decay:g} times "
+            "the one before",
         )
 
 

@@ -29,8 +29,8 @@ def language_model(command: str, target: str | None, start: Start, recipe: Recip
     loss = distilled_by(recipe)
     if start.parallel_tokens is not None:
         loss += (
-            f", at each of {start.parallel_tokens} places that it writes in one pass, behind mask tokens, with conditional drop "
-            "(PARD, arXiv:2504.18583)"
+            f", at each of the {start.parallel_tokens} positions that it drafts in one pass by means of mask tokens, with "
+            "conditional drop (PARD, arXiv:2504.18583)"
         )
     return Student(command, f"A draft model for `{target}`", _origin(start), (*library, tags), loss)
 
@@ -65,7 +65,7 @@ def model_card(
         "",
         *_data(target, data, recipe, files),
     ]
-    lines += ["", "## Recipe", "", *_recipe(student, data, recipe, num_tokens, outcome), "", "## What it reached", ""]
+    lines += ["", "## Recipe", "", *_recipe(student, data, recipe, num_tokens, outcome), "", "## Results", ""]
     return "\n".join([*lines, *_results(target, outcome), *_curve(target, data, recipe, outcome), ""])
 
 
@@ -79,13 +79,15 @@ def _data(target: str | None, data: Data, recipe: Recipe, files: Sequence[Source
         licence = data.licences.get(file.path.name, "not stated")
         lines.append(f"| {file.path.name} | {file.num_bytes} | {len(file.documents)} | {licence} |")
     if data.exclude:
-        lines += ["", f"Kept out: the documents of {', '.join(path.name for path in data.exclude)}."]
+        lines += ["", f"Excluded: the documents of {', '.join(path.name for path in data.exclude)}."]
     if recipe.generations and target is not None:
-        which = "Of these only beginnings, and" if recipe.only_generations else "And"
+        which = (
+            "Training used only beginnings of these documents, and" if recipe.only_generations else "Training also used"
+        )
         lines += ["", f"{which} {recipe.generations} texts that the target wrote itself."]
     if recipe.chats and target is not None:
         names = ", ".join(path.name for path in recipe.prompts)
-        origin = f"answers to questions of {names}" if names else "questions and answers"
+        origin = f"answers to the questions in {names}" if names else "questions and answers"
         lines += ["", f"{recipe.chats} conversations that the target wrote: {origin}."]
     return lines
 
@@ -104,11 +106,11 @@ def _recipe(student: Student, data: Data, recipe: Recipe, num_tokens: int, outco
     if data.are_pairs:
         size = f"{recipe.batch_size} pairs"
     return [
-        f"* Begun from {student.origin}.",
+        f"* Initialised from {student.origin}.",
         f"* Loss: {student.loss}.",
         f"* {outcome.step} steps of {size} ({seen} {_unit(data)}; {num_tokens / 1e6:.1f} M different tokens to predict), in "
         f"{outcome.seconds / 60:.0f} minutes.",
-        f"* {recipe.optimiser}: learning rate {rates}{recipe.rates.others:g} elsewhere, warm-up "
+        f"* {recipe.optimiser}: learning rate {rates}{recipe.rates.others:g} elsewhere, warm-up over "
         f"{recipe.rates.warm_up:g} of the run, linear decay to 0; gradients clipped at {recipe.clip:g}; {recipe.dtype}; "
         f"seed {recipe.seed}.",
     ]
@@ -116,7 +118,7 @@ def _recipe(student: Student, data: Data, recipe: Recipe, num_tokens: int, outco
 
 def _results(target: str | None, outcome: Outcome) -> list[str]:
     if not outcome.history or not outcome.history[-1].loss:
-        return ["Nothing was held out."]
+        return ["No text was held out for validation."]
     first, last = outcome.history[0], outcome.history[-1]
     loss, acceptance = ("loss", "probability of the text") if target is None else ("KL divergence", "acceptance")
     lines = [f"| held-out text | {loss} | {acceptance} | {acceptance} before |", "|---|---|---|---|"]
@@ -134,7 +136,7 @@ def _curve(target: str | None, data: Data, recipe: Recipe, outcome: Outcome) -> 
     measured = "Probability of the text" if target is None else "Acceptance"
     return [
         "",
-        f"{measured}, by {_unit(data)} that were read:",
+        f"{measured} by amount of data read ({_unit(data)}):",
         "",
         f"| {_unit(data)} | {' | '.join(kinds)} |",
         "|---" * (1 + len(kinds)) + "|",

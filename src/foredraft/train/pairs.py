@@ -52,7 +52,7 @@ def tokenize_pairs(pairs: Iterable[Pair], tokenizer: PreTrainedTokenizerBase) ->
 def pair_blocks(pairs: Sequence[PairIds], half: int) -> Blocks:
     """half: the most tokens of a source, and of a text; longer ones are cut. Raises ForedraftError if there is no pair."""
     if not pairs:
-        raise ForedraftError("there is no text to train on: the files hold no pairs")
+        raise ForedraftError("there is no text to train on: the files contain no pairs")
     ids = torch.full((len(pairs), 2 * half), IGNORED, dtype=torch.int32)
     for row, pair in zip(ids, pairs, strict=True):
         source, text = pair.source[:half], pair.text[:half]
@@ -93,7 +93,7 @@ def start_id_of(config: Any) -> int:
     """The id that the decoder begins with. Raises ForedraftError if the configuration lacks it."""
     start_id = getattr(config, "decoder_start_token_id", None)
     if start_id is None:
-        raise ForedraftError("the model's configuration lacks decoder_start_token_id, which its decoder begins with")
+        raise ForedraftError("the model's configuration lacks decoder_start_token_id, with which its decoder begins")
     return int(start_id)
 
 

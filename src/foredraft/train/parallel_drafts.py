@@ -146,4 +146,4 @@ def check_window(student: PreTrainedModel, context: int) -> None:
     config = student.config.get_text_config()
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window is not None and window < context:
-        raise ForedraftError(f"--context {context} is longer than the draft's window: give at most {window}")
+        raise ForedraftError(f"--context {context} is longer than the draft's attention window: give at most {window}")

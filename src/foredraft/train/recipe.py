@@ -62,7 +62,9 @@ class Start:
         only = {"--layers": self.layers, "--own-head": self.own_head, "--parallel-tokens": self.parallel_tokens}
         given = next((option for option, value in only.items() if value), None)
         if data.are_pairs and given is not None:
-            raise ForedraftError(f"{given} is for decoder-only models, and --pairs for encoder-decoders: leave it out")
+            raise ForedraftError(
+                f"{given} is for decoder-only models, but --pairs is for encoder-decoders: leave out {given}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Recipe:
     def _check_length(self) -> None:
         given = [name for name in ("steps", "epochs", "seconds") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ForedraftError("give one of --steps, --epochs and --budget: how long to train")
+            raise ForedraftError("give exactly one of --steps, --epochs and --budget: how long to train")
         for name, least in (("context", 2), ("batch_size", 1), ("seed", 0), ("generations", 0), ("chats", 0)):
             _check_at_least(name, getattr(self, name), least)
         if getattr(self, given[0]) <= 0:
@@ -112,13 +114,13 @@ class Recipe:
     def _check_temperatures(self) -> None:
         for temperature in self.temperatures:
             if not 0 <= temperature < float("inf"):
-                raise ForedraftError(f"--temperature must be 0 (greedy) or more, not {temperature}")
+                raise ForedraftError(f"--temperature must be 0 (greedy) or above, not {temperature}")
         if not self.temperatures:
             raise ForedraftError("give at least one --temperature")
         if self.only_generations and max(self.generations, self.chats) < len(self.temperatures):
             raise ForedraftError(
-                f"--only-generations needs --generations or --chats, how many texts the target is to write: at least "
-                f"{len(self.temperatures)}, one for each --temperature"
+                f"--only-generations needs --generations or --chats, the number of texts for the target to write: at "
+                f"least {len(self.temperatures)}, one for each --temperature"
             )
 
     def _check_optimiser(self) -> None:
@@ -128,7 +130,9 @@ class Recipe:
             if not rate > 0:
                 raise ForedraftError(f"learning rates and --clip must be above 0, not {rate}")
         if not 0 <= self.rates.warm_up < 1 or not 0 <= self.kl_until <= 1:
-            raise ForedraftError("--warm-up must be from 0 to below 1, and --kl-until from 0 to 1: shares of the run")
+            raise ForedraftError(
+                "--warm-up must be at least 0 and below 1, and --kl-until from 0 to 1: both are shares of the run"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ class RunFolder:
     def __init__(self, out: Path) -> None:
         self.out = out
         if out.exists() and not out.is_dir():
-            raise ForedraftError(f"{out}: is a file: give --out a folder")
+            raise ForedraftError(f"{out} is a file: give --out a folder")
         if out.is_dir() and any(out.iterdir()) and not (out / ARGUMENTS).exists():
-            raise ForedraftError(f"{out}: holds files of something else: give --out a new folder, or an empty one")
+            raise ForedraftError(f"{out} contains unrelated files: give --out a new folder or an empty one")
 
     def begin(self, arguments: dict[str, Any]) -> None:
         """Create the folder, remove partial files that a kill left, and write the arguments."""
@@ -66,8 +66,8 @@ class RunFolder:
         for name in {**stored, **given}:
             if stored.get(name) != given.get(name):
                 raise ForedraftError(
-                    f"{self.out} holds a run with {name} {stored.get(name)!r}, not {given.get(name)!r}: give the same "
-                    "arguments to go on with it, or another --out"
+                    f"{self.out} contains a run with {name} {stored.get(name)!r}, not {given.get(name)!r}: give the same "
+                    "arguments to continue it, or another --out"
                 )
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
@@ -120,14 +120,14 @@ def writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise ForedraftError(
-            f"{path}: cannot be written: {error.strerror or error}; what was saved before is kept"
+            f"{path}: cannot be written: {error.strerror or error}; what was saved earlier is kept"
         ) from None
     except Exception as error:
         if type(error).__name__ not in ("SafetensorError", "RuntimeError"):
             raise
         lines = str(error).strip().splitlines()
         raise ForedraftError(
-            f"{path}: cannot be written: {lines[0] if lines else error}; what was saved before is kept"
+            f"{path}: cannot be written: {lines[0] if lines else error}; what was saved earlier is kept"
         ) from error
 
 

@@ -52,13 +52,13 @@ def from_architecture(file: Path, vocab_size: int | None, seed: int) -> PreTrain
     except OSError as error:
         raise ForedraftError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ForedraftError(f"{path}: no configuration of a model: {one_line(error)}") from None
+        raise ForedraftError(f"{path}: not a model configuration: {one_line(error)}") from None
     refuse_unsupported(config, str(path))
     if config.is_encoder_decoder and config.decoder_start_token_id is None:
-        raise ForedraftError(f"{path}: decoder_start_token_id is missing, which the decoder begins with")
+        raise ForedraftError(f"{path}: decoder_start_token_id, with which the decoder begins, is missing")
     if vocab_size is not None and vocab_size > config.vocab_size:
         raise ForedraftError(
-            f"{path}: vocab_size is {config.vocab_size}, and the tokenizer writes {vocab_size} tokens: give at least that"
+            f"{path}: vocab_size is {config.vocab_size}, but the tokenizer has {vocab_size} tokens: make it at least {vocab_size}"
         )
     return _random(config, str(path), seed)
 
@@ -71,7 +71,7 @@ def _random(config: PretrainedConfig, name: str, seed: int) -> PreTrainedModel:
         try:
             model: PreTrainedModel = auto.from_config(config)
         except Exception as error:
-            raise ForedraftError(f"{name}: no model can be made of it: {one_line(error)}") from error
+            raise ForedraftError(f"{name}: no model can be built from it: {one_line(error)}") from error
     return model.to(torch.float32)
 
 

@@ -58,7 +58,7 @@ class TrainingData(Protocol):
 def read_data(data: Data, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> TrainingData:
     """Read the data of a run. Raises ForedraftError if there is nothing to train on, or for a file that cannot be used."""
     if not 0 <= data.validation_share < 1:
-        raise ForedraftError(f"--validation-share must be from 0 to below 1, not {data.validation_share}")
+        raise ForedraftError(f"--validation-share must be at least 0 and below 1, not {data.validation_share}")
     if data.are_pairs:
         return TrainingPairs.read(data, tokenizer, recipe)
     return TrainingTexts.read(data, tokenizer, recipe)
@@ -83,7 +83,7 @@ class TrainingTexts:
         if not data.files and (recipe.generations or not recipe.chats):
             raise ForedraftError("give --data: the files to train on")
         if recipe.prompts and not recipe.chats:
-            raise ForedraftError("give --chats: how many conversations the target is to write from --prompts")
+            raise ForedraftError("give --chats: the number of conversations for the target to write from --prompts")
         files = [_read(path, data) for path in data.files]
         questions = [read_file(path, separator="\n", field=data.text_field) for path in recipe.prompts]
         documents, validation = _split([document for file in files for document in file.documents], data)

@@ -153,8 +153,8 @@ class Trainer:
         checkpoints = self.folder.checkpoints
         kept = f"the checkpoint of {checkpoints[-1].name} is kept" if checkpoints else "there is no checkpoint yet"
         return (
-            f"the loss is {loss} and its gradient's norm {norm} at step {self.step}: give lower learning rates, or more "
-            f"warm-up; {kept}"
+            f"the loss is {loss} and the norm of its gradient {norm} at step {self.step}: give lower learning rates or "
+            f"a longer warm-up; {kept}"
         )
 
     def _validate(self) -> None:

@@ -54,7 +54,7 @@ def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch =
         raise ForedraftError("parallel_tokens is for drafts, which have a target: use train_distill")
     tokenizer = start.tokenizer or start.init
     if tokenizer is None:
-        raise ForedraftError("give --tokenizer: the folder of the tokenizer that the model is to use")
+        raise ForedraftError("give --tokenizer: the folder of the tokenizer that the model will use")
     run = _Run("lm", None, data, start, recipe, out, load_tokenizer(tokenizer, LoadOptions()), watch)
     return run.execute()
 
@@ -65,7 +65,7 @@ def train_distill(
     """Train a draft on the target's distribution, on the files and on texts that the target writes. Otherwise like train_lm."""
     given = [source for source in (start.init, start.architecture, start.layers) if source is not None]
     if len(given) > 1:
-        raise ForedraftError("give one of --init, --architecture and --layers: where the draft comes from")
+        raise ForedraftError("give only one of --init, --architecture and --layers: where the draft comes from")
     tokenizer = load_tokenizer(target, LoadOptions())
     if start.init is not None:
         check_draft(start.init, tokenizer)
@@ -254,4 +254,4 @@ def _check_context(context: int, *models: PreTrainedModel | None) -> None:
     for model in models:
         longest = None if model is None else getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if longest is not None and context > longest:
-            raise ForedraftError(f"--context {context} is longer than the {longest} tokens that the models read")
+            raise ForedraftError(f"--context {context} is longer than the {longest} tokens that the models can read")

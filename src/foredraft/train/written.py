@@ -55,7 +55,7 @@ class Writer:
         """Write the recipe's generations and chats, if any. documents: to continue. questions: to answer."""
         recipe = self.recipe
         if recipe.generations or recipe.chats:
-            self.watch.stage("the target writes")
+            self.watch.stage("generating with the target")
         generations = self._generations(documents) if recipe.generations else []
         chats = self._chats(questions) if recipe.chats else []
         held_out = _spread(len(chats), self.validation_share)
@@ -72,7 +72,7 @@ class Writer:
         recipe, number = self.recipe, len(self.recipe.temperatures)
         if not recipe.generations:
             return [[] for _ in range(number)]
-        self.watch.stage("the target writes")
+        self.watch.stage("generating with the target")
         spec = GenerationSpec(recipe.generations, recipe.temperatures, 0, max_tokens, recipe.seed)
         chosen = [sources[i * len(sources) // spec.number % len(sources)] for i in range(spec.number)]
         texts = answer(self.target, chosen, spec, self.out, self.watch.share)
