@@ -2,11 +2,12 @@
 
     python -m benchmarks.drafters.adaptation HEAD --first FILE --second FILE [--target DIR] [--texts 4] [--half 900] [--gamma 4]
 
-Each text is made of documents of the first file (half of its tokens) and of the second. The engine runs as always, but its verifier lets
-the text win: a draft token stands if it is the text's own, and the text's own token follows the draft. So both systems read the same
-text, the one with a head as it is, the other with the same head adapting, from nothing for each text. They take turns step by step.
-Acceptance: accepted / drafted tokens. Time: of the processor, in this thread, over all steps, learning included; it does not count what
-other programs do meanwhile. Files may be gzipped; a line that begins with "# ===== file: " or holds <|endoftext|> ends a document.
+The first half of each text consists of documents of the first file, the second half of documents of the second file. The engine runs
+as usual, except that its verifier follows the text: it accepts a draft token if it is the text's own, and then adds the text's own next
+token. So two systems read the same texts: one with the head unchanged, the other with the same head adapting, starting afresh for each
+text. They take turns step by step.
+Acceptance: accepted / drafted tokens. Time: processor time of this thread over all steps, learning included; other programs do not
+count. Files may be gzipped; a line that begins with "# ===== file: " or contains <|endoftext|> ends a document.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SEPARATOR_LINE, SEPARATOR = "# ===== file: ", "<|endoftext|>"
 
 @dataclass
 class TextWins:
-    """A verifier for one text: what stands is what the text says."""
+    """A verifier for one text: it accepts a draft token only if the text has the same token there."""
 
     text: Sequence[int]
 
@@ -108,7 +109,7 @@ class Run:
         self.last = step
 
     def step(self) -> None:
-        """The first ones, which read the prompt and have no draft, are not counted."""
+        """Run one step. Steps without a draft, such as those that read the prompt, are not counted."""
         half = self.system.halves[len(self.sequence.tokens) >= self.middle]
         started = time.thread_time()
         self.engine.step()
@@ -127,7 +128,7 @@ def documents_of(path: Path) -> Iterator[str]:
 
 
 def halves_of(path: Path, llm: LLM, count: int, length: int) -> Iterator[list[int]]:
-    """count lists of so many tokens, of whole documents but the last one's end."""
+    """`count` lists of `length` tokens each, made of whole documents of which the last is cut to fit."""
     documents = documents_of(path)
     for _ in range(count):
         tokens: list[int] = []
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--texts", type=int, default=4)
-    parser.add_argument("--half", type=int, default=900, help="tokens of each half")
+    parser.add_argument("--half", type=int, default=900, help="tokens in each half")
     parser.add_argument("--gamma", type=int, default=4)
     args = parser.parse_args()
 

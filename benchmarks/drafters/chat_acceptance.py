@@ -1,10 +1,11 @@
-"""Tokens per target pass of drafters on MT-bench's questions, which no draft here was trained on.
+"""Tokens per target pass of drafters on MT-bench's questions, which no draft model or head here was trained on.
 
     python -m benchmarks.drafters.chat_acceptance --model MODEL [--draft-model HEAD] [--methods eagle suffix ...] [--gamma 5]
         [--temperatures 0 0.8] [--questions 80] [--max-tokens 256] [--batch 8] [--quantization int8] [--save NAME]
 
-The first turn of each question, with the model's chat template. τ is the mean number of tokens that a step with a draft writes, α
-the share of evaluated draft tokens that stood, by place in the draft. At temperatures above 0 requests have no seed.
+The prompts are the first turn of each question, in the model's chat template. τ is the mean number of tokens written by a step with a
+draft; α is the share of evaluated draft tokens that were accepted, also given by position in the draft. At temperatures above 0
+requests have no seed.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What the draft of a round costs, by its number of tokens: in turn, in one pass, and beside the bare pass.
+"""What drafting a round costs, by number of tokens: token by token, in one pass, and compared with a bare pass.
 
     python -m benchmarks.drafters.draft_cost [--draft MODEL] [--quantization int8] [--batch 1 8] [--temperature 0 0.8] [--rounds 200]
         [--threads 1] [--cpu-time] [--name NAME]
     python -m benchmarks.drafters.draft_cost --block-head HEAD [--target MODEL] ..
 
-The draft model drafts by "draft_model" and by "pard"; the time is the same whether it has learned to read masks. A round is a call
-of the drafter for every sequence, whose text has grown by half a draft and one token, as much as stands where every other token is
-accepted. Beside it stands a pass of the model over as many rows as PARD's draft has, which gives as many rows of logits: nothing
-is chosen from them. The three take turns, round by round; figures are medians. `over one pass` is the median of PARD's rounds
-over that of the passes.
+The draft model drafts with the methods "draft_model" and "pard"; the time is the same whether or not it has learned to read mask
+tokens. A round is one call of the drafter for all sequences. Between rounds each text grows by half a draft and one token, as if half
+of the draft had been accepted. The bare pass of the model has as many rows as PARD's and computes logits for as many of them, but
+chooses no tokens. The three take turns, round by round; figures are medians. `one pass / bare pass` is the median of PARD's rounds
+over the median of the bare passes.
 
-With --block-head a DFlash or DSpark head of the target drafts instead, given made-up hidden states. The pass beside it is of its whole
-block for every sequence, behind what has grown, with its logits.
+With --block-head, a DFlash or DSpark head of the target drafts instead, from made-up hidden states. Its bare pass reads the states of
+the new tokens and the whole block of every sequence, and computes the block's logits.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from foredraft.sampling import Sampler, SamplingParams
 from foredraft.utils.machine import this_machine
 
 START, MASK = 64, 3
-"""Tokens of each text before its first draft; the id that stands for the mask."""
+"""Tokens of each text before its first draft; the id used for the mask token."""
 
 
 class Texts:
-    """Random ones, which grow by the same number of tokens each round."""
+    """Random texts, which all grow by the same number of tokens each round."""
 
     def __init__(self, batch: int, growth: int, vocab_size: int, temperature: float) -> None:
         params = SamplingParams(temperature=temperature, max_tokens=1 << 20).resolve({})
@@ -63,7 +63,7 @@ class Texts:
 
 
 class Clock:
-    """Of the wall, or of this process's own time on processors: that tells what one thread costs where others want the processor too."""
+    """Wall-clock time, or this process's processor time, which shows what one thread costs while others use the processor too."""
 
     now: Callable[[], float] = time.perf_counter
 
@@ -75,7 +75,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def measure(model: LanguageModel, batch: int, temperature: float, gamma: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds a round."""
+    """Medians, in milliseconds per round."""
     growth, size = 1 + gamma // 2, (model.traits.vocab_size, MemoryPool(1 << 31))
     drafters: dict[str, Drafter] = {
         "draft_model": DraftModelDrafter(model, *size),
@@ -88,7 +88,7 @@ def measure(model: LanguageModel, batch: int, temperature: float, gamma: int, ro
     found: dict[str, list[float]] = {name: [] for name in (*drafters, "one pass")}
 
     def one_pass() -> None:
-        """It leaves the masks behind its text in the cache, as a drafter does."""
+        """Leaves the masks in the cache after each text, as a drafter does."""
         for b, tokens in enumerate(texts.tokens):
             cache.keep_prefix_of(b, tokens, at_most=texts.length - growth)
         masks = [MASK] * (gamma - 1)
@@ -106,7 +106,7 @@ def measure(model: LanguageModel, batch: int, temperature: float, gamma: int, ro
 
 
 class BlockTexts(Texts):
-    """With made-up hidden states of the target."""
+    """Random texts with made-up hidden states of the target."""
 
     def __init__(self, head: DFlashHead, *args: Any) -> None:
         super().__init__(*args)
@@ -119,7 +119,7 @@ class BlockTexts(Texts):
 
 
 def measure_block(head: DFlashHead, batch: int, temperature: float, gamma: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds a round."""
+    """Medians, in milliseconds per round."""
     growth, vocab_size = 1 + gamma // 2, head.config.vocab_size
     drafter = DFlashDrafter(head, vocab_size, MemoryPool(1 << 31), 1 << 12)
     rounds = min(rounds, ((1 << 12) - START) // growth - 2)
@@ -151,7 +151,7 @@ def measure_block(head: DFlashHead, batch: int, temperature: float, gamma: int, 
 
 def block_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| batch | temperature | γ | rows of blocks | a round's draft, ms | the bare pass, ms | over one pass |",
+        "| batch | temperature | γ | rows of blocks | draft, ms | bare pass, ms | draft / bare pass |",
         "|---|---|---|---|---|---|---|",
     ]
     return lines + [
@@ -163,7 +163,7 @@ def block_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| batch | temperature | γ | rows | in turn, ms | in one pass, ms | the bare pass, ms | over one pass |",
+        "| batch | temperature | γ | rows | token by token, ms | in one pass, ms | bare pass, ms | one pass / bare pass |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -184,10 +184,10 @@ def main() -> None:
     parser.add_argument("--gamma", type=int, nargs="+", default=[1, 2, 4, 6, 8])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cpu-time", action="store_true", help="processor time, on a machine that is shared")
-    parser.add_argument("--name", help="keep the result in benchmarks/results/draft-cost-NAME.md")
-    parser.add_argument("--block-head", type=Path, help="a DFlash or DSpark head, in the place of a draft model")
-    parser.add_argument("--target", type=Path, default=EMBEDDED / "target", help="of the head")
+    parser.add_argument("--cpu-time", action="store_true", help="measure processor time, for a shared machine")
+    parser.add_argument("--name", help="save the result in benchmarks/results/draft-cost-NAME.md")
+    parser.add_argument("--block-head", type=Path, help="a DFlash or DSpark head to use instead of a draft model")
+    parser.add_argument("--target", type=Path, default=EMBEDDED / "target", help="the target of the head")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.cpu_time:
@@ -200,13 +200,13 @@ def main() -> None:
     model.take_over()
     drafting = attach_head(str(args.block_head), model) if is_block else model
     settings = [(batch, heat, gamma) for batch in args.batch for heat in args.temperature for gamma in args.gamma]
-    measured(drafting, *settings[0], 20)  # warm
+    measured(drafting, *settings[0], 20)  # warm up
     rows = [measured(drafting, *setting, args.rounds) for setting in settings]
     name = (args.block_head or args.draft).name
     clock = "processor time" if args.cpu_time else "wall"
     facts = {"draft": name, "quantization": args.quantization, "threads": args.threads, "clock": clock}
     lines = [
-        "# What the draft of a round costs",
+        "# What drafting a round costs",
         "",
         listed(facts),
         listed(asdict(this_machine())),

@@ -3,11 +3,11 @@
     python -m benchmarks.drafters.early_exit [--trained LAYER=DIR ...] [--gammas 1 2 4] [--prompts 12] [--max-tokens 64]
         [--threads 1] [--out benchmarks/results]
 
-Batch 1, bfloat16, held-out code and stories in turns, greedy and at temperature 0.8. Every prompt is written by plain decoding, by
-the shipped draft model and with every exit, in an order that rotates. τ and α are counted over all steps with a draft; a speed
-ratio is paired by prompt, and its interval bootstrapped over prompts. For each exit the best γ is shown. "of a pass" is the share
-of the target's bytes that one drafted token reads, in layers, exit and lm_head; "needed" is the α at which drafting one token
-breaks even if that share were its cost, 1 for one that cannot pay. The embedding is not counted: a row of it is read.
+Batch 1, bfloat16, held-out code and stories alternately, greedy and at temperature 0.8. Every prompt runs with plain decoding, with
+the shipped draft model and with every exit, in an order that rotates. τ and α are counted over all steps with a draft; speed ratios
+are paired by prompt, and their intervals are bootstrapped over prompts. Each exit is shown at its best γ. "of a pass" is the share of
+the target's weights that one drafted token reads, in layers, exit and lm_head; "needed" is the α at which drafting one token would
+break even if that share were its cost, or 1 if it cannot pay. The embedding is not counted, since only one row of it is read.
 
 Exits are made by `foredraft train head --kind exit --exit-layer LAYER --target src/foredraft/embedded/target ...`.
 """
@@ -38,7 +38,7 @@ TEMPERATURES = (0.0, 0.8)
 
 
 def exits(trained: dict[int, str]) -> dict[str, LLM]:
-    """By name: untrained ones after every layer, and those that were trained."""
+    """By name: untrained exits after every layer, and the trained ones."""
     settings: dict[str, Any] = {"seed": 0, "enable_prefix_caching": False}
     num_layers = LLM(TARGET, method="none").target.hf.config.num_hidden_layers
     untrained = {f"layer {layer}": LLM(TARGET, exit_layer=layer, **settings) for layer in range(1, num_layers)}
@@ -47,7 +47,7 @@ def exits(trained: dict[int, str]) -> dict[str, LLM]:
 
 
 def share_of_pass(llm: LLM) -> float:
-    """The numbers that a drafted token reads over those that a token of the target reads."""
+    """The number of weights that a drafted token reads over the number that a token of the target reads."""
     config, head = llm.target.hf.config, head_of(llm)
     layer, ends = numbers_of_layer(config), config.vocab_size * config.hidden_size
     adapter = 3 * config.hidden_size * head.config.adapter_size
@@ -66,7 +66,7 @@ def head_of(llm: LLM) -> EarlyExit:
 
 
 def row(name: str, systems: dict[int, System], plain: System, max_tokens: int, llm: LLM | None) -> dict[str, Any]:
-    """The best γ of one drafter."""
+    """The figures of one drafter at its best γ."""
     ratios = {g: [a / b for a, b in zip(plain.seconds, s.seconds, strict=True)] for g, s in systems.items()}
     gamma = max(ratios, key=lambda g: statistics.median(ratios[g]))
     stats = systems[gamma].stats

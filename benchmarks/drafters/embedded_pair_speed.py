@@ -1,8 +1,8 @@
-"""Speed of the embedded pair: every drafter beside plain decoding and transformers' generate, interleaved in one run.
+"""Speed of the embedded pair: every drafter against plain decoding and transformers' generate, interleaved in one run.
 
     python -m benchmarks.drafters.embedded_pair_speed [--prompts 20] [--max-tokens 64] [--gammas 2 4 8] [--out benchmarks/results]
 
-Batch 1, bfloat16, code prompts, greedy and at temperature 0.8. For every prompt every system runs once, in an order
+Batch 1, bfloat16, code prompts, greedy and at temperature 0.8. Every system runs once for every prompt, in an order
 that rotates; figures are medians over prompts, ratios are paired by prompt, intervals are bootstrapped over prompts.
 End of sequence is ignored, so that all write the same number of tokens. Also τ at γ = 4 on code and on stories.
 """
@@ -36,7 +36,7 @@ DRAFTERS = ("draft_model", "ngram", "suffix")
 
 @dataclass
 class System:
-    """Something that writes a fixed number of tokens after a prompt, and says what speculation did."""
+    """Writes a fixed number of tokens after a prompt, and reports the speculation statistics."""
 
     name: str
     write: Callable[[list[int], int], tuple[list[int], SpeculationStats]]
@@ -86,13 +86,13 @@ def transformers_system(model: Any, temperature: float) -> System:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Bootstrap 95 % interval of the median; of a single value, that value."""
+    """Bootstrapped 95 % interval of the median; a single value is its own interval."""
     bounds = median_with_interval(values).interval
     return (values[0], values[0]) if bounds is None else (bounds.low, bounds.high)
 
 
 def run(systems: list[System], prompts: list[list[int]], max_tokens: int) -> int:
-    """Time every system on every prompt; say how many prompts gave the same text under all of ours."""
+    """Time every system on every prompt. -> the number of prompts for which all of foredraft's systems wrote the same text"""
     for system in systems:
         system.write(prompts[0], 16)
     same = 0
@@ -136,7 +136,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def acceptance(llms: dict[str, LLM], kinds: dict[str, list[list[int]]], max_tokens: int) -> list[dict[str, Any]]:
-    """τ and α at γ = 4, and how much the greedy text repeats itself."""
+    """τ and α at γ = 4, and how much the texts repeat themselves."""
     rows = []
     for kind, prompts in kinds.items():
         for name in DRAFTERS:

@@ -1,14 +1,14 @@
-"""An encoder-decoder on its task: quality of the texts, tokens a second and τ, with each drafter and without.
+"""An encoder-decoder on its task: quality of the texts, tokens per second and τ, with each drafter and without.
 
     python -m benchmarks.drafters.encoder_decoders --target DIR --test FILE.jsonl [--draft DIR] [--decoder DIR] [--wide WIDTH]
         [--precision bfloat16] [--gamma 4] [--prompts 50] [--max-tokens 96] [--threads 1] [--name translation] [--out benchmarks/results]
 
-DIRs are what recipes/encoder-decoder.sh makes, and FILE its test.jsonl: a record a line with source and text. Batch 1, greedy and at
-temperature 1 with a seed. --wide: a copy of the target, and of the decoder over its encoder, that says the same and costs as much as one
-of this width (benchmarks/common/wide_t5.py). Every system writes every prompt, in an order that rotates; a speed ratio is paired by
-prompt, of seconds a token, and its interval is bootstrapped over prompts. BLEU and ROUGE-L are of the texts against those of the file:
-greedy, they must be the same to the last digit whatever drafts. transformers' own and its assisted generation run on the same weights,
-in --transformers-dtype: bfloat16 is slower there than float32 on a processor without instructions for it.
+recipes/encoder-decoder.sh makes the directories and FILE (its test.jsonl: one record with source and text per line). Batch 1, greedy and
+at temperature 1 with a seed. --wide uses copies of the target, and of the decoder over its encoder, that write the same texts and cost
+as much as models of this width (benchmarks/common/wide_t5.py). Every system writes every prompt, in an order that rotates. Speed ratios
+compare seconds per token, paired by prompt; their intervals are bootstrapped over prompts. BLEU and ROUGE-L compare the texts with those
+of the file: greedy, they must be the same to the last digit for all drafters. transformers' generation, plain and assisted, runs on the
+same weights in --transformers-dtype: there bfloat16 is slower than float32 on a processor without bfloat16 instructions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HEAD_SIZE = 64
 
 @dataclass
 class System:
-    """write: source ids -> ids of the text, and what speculation did."""
+    """write: source ids -> ids of the text, and the speculation statistics."""
 
     name: str
     write: Callable[[list[int]], tuple[list[int], SpeculationStats]]
@@ -88,13 +88,13 @@ def of_transformers(name: str, model: PreTrainedModel, assistant: Any, temperatu
 
 
 def wide_size(config: Any, width: int) -> WideSize:
-    """With as many heads, neurons and layers as the width is larger."""
+    """Heads and neurons grow with the width, layers half as fast."""
     times = width // config.d_model
     return WideSize(width, width // _HEAD_SIZE, config.d_ff * times, config.num_layers * max(1, times // 2))
 
 
 def widened_target(name: str, size: WideSize, out: Path) -> str:
-    """The widened copy of a target, in the folder `out`."""
+    """Save a widened copy of a target in the folder `out`."""
     target: Any = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.float32)
     wide = widen(target, size)
     wide.generation_config = target.generation_config
@@ -105,7 +105,7 @@ def widened_target(name: str, size: WideSize, out: Path) -> str:
 
 
 def widened_decoder(name: str, target: LanguageModel, size: WideSize, out: Path) -> str:
-    """The widened copy of a decoder over the target's encoder, in the folder `out`. It has as many layers as it had."""
+    """Save a widened copy of a decoder over the target's encoder in the folder `out`. The number of its layers stays the same."""
     decoder: Any = decoder_to_train(name, target)
     wide = widen(decoder, size._replace(num_layers=decoder.config.num_decoder_layers))
     out.mkdir()
@@ -114,7 +114,7 @@ def widened_decoder(name: str, target: LanguageModel, size: WideSize, out: Path)
 
 
 def widened(args: argparse.Namespace, folder: Path) -> tuple[str, str | None]:
-    """The target and the decoder over its encoder, as wide as asked. folder: for copies."""
+    """The target, and the decoder over its encoder, at the requested width. folder: where widened copies are saved."""
     if not args.wide:
         return args.target, args.decoder
     target = load_model(args.target, LoadOptions(device="cpu", dtype="float32"))
@@ -125,7 +125,7 @@ def widened(args: argparse.Namespace, folder: Path) -> tuple[str, str | None]:
 
 @dataclass
 class Loaded:
-    """llms: by the drafter, plain first. models: transformers' target and assistant, by the name of the system."""
+    """llms: by drafter, plain first. models: transformers' target and assistant model, by the name of the system."""
 
     llms: dict[str, LLM]
     models: dict[str, tuple[Any, Any]]

@@ -1,13 +1,13 @@
-"""What heads cost in memory and in a step, beside what is computed from bytes.
+"""What heads cost in memory and time per step, compared with the values computed from their sizes.
 
     python -m benchmarks.drafters.head_costs [--target DIR] [--precisions bfloat16 int8] [--kinds eagle3 medusa exit]
         [--heads DIR ...] [--gamma 4] [--rounds 6]
 
-Heads have random weights unless --heads names some: what they cost hangs on their shapes. Each is compared with what `foredraft
-inspect` computes from its files. Memory: of its weights, and of each token of a text (the hidden states that it reads and its own keys and
-values). Time: a draft of γ tokens, as a share of a pass of the target, beside the share of bytes that are read (for EAGLE and early
-exits γ times a drafted token's, for Medusa one pass). "outside" is the share of a step that is spent outside the passes of target
-and head. Code prompts, greedy; systems alternate prompt by prompt; medians over rounds.
+Heads have random weights unless --heads names some: their costs depend only on their shapes. Each is compared with what `foredraft
+inspect` computes from its files. Memory: of the weights, and per token of a text (the hidden states that the head reads, and its own
+keys and values). Time: drafting γ tokens, as a share of a pass of the target, next to the share of its bytes that are read (for EAGLE
+and early exits γ times those of one drafted token, for Medusa those of one pass). "outside" is the share of a step that is spent
+outside the passes of target and head. Code prompts, greedy; systems alternate prompt by prompt; medians over rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS: dict[str, Any] = {
 
 @dataclass
 class Measured:
-    """A head, and what was measured of it. target_ms: a pass of the target without drafts. draft_ms: the head's time in a step."""
+    """A head and its measurements. draft_ms: the head's time per step."""
 
     name: str
     report: HeadReport
@@ -52,7 +52,7 @@ class Measured:
 
 @contextmanager
 def made(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
-    """Folders of heads by their names."""
+    """Folders of heads, by name."""
     if args.heads:
         yield {Path(folder).name: Path(folder) for folder in args.heads}
         return
@@ -93,7 +93,7 @@ def row(each: Measured, precision: str, target_ms: float, gamma: int) -> str:
     is_medusa = report.kind == MedusaConfig.kind
     read = report.step_bytes["bfloat16" if is_medusa else precision] * (
         1 if is_medusa else gamma
-    )  # PyTorch runs Medusa
+    )  # Medusa runs in bfloat16, on PyTorch
     passes = report.target_pass_bytes
     computed = None if passes is None else read / passes[precision]
     assert report.measured is not None

@@ -1,4 +1,4 @@
-"""What the benchmarks of heads report: systems over others that wrote the same prompts, a table for each kind of text and sampling."""
+"""Reports of the benchmarks of heads: speed ratios of systems on the same prompts, one table for each kind of text and sampling."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def sampling_title(temperature: float) -> str:
 
 
 def over(one: System, reference: System) -> Ratio:
-    """How much faster, paired by prompt: the median, and its interval by bootstrap."""
+    """How many times as fast as the reference, paired by prompt: the median, and its bootstrapped interval."""
     ratios = [a / b for a, b in zip(reference.seconds, one.seconds, strict=True)]
     return {"median": statistics.median(ratios), "interval": interval(ratios)}
 
 
 def table(rows: Rows, references: Sequence[str], ratios_of: Callable[[dict[str, Any]], Iterable[Ratio | None]]) -> str:
-    """references: what the ratios of a row are over. ratios_of: a row -> one for each of them; None: there is none."""
+    """references: the systems that the ratios of a row compare with. ratios_of: a row -> one ratio per reference, or None for no ratio."""
     columns = ["system", "tokens/s", *(f"over {name}" for name in references), "τ"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
@@ -40,7 +40,7 @@ def table(rows: Rows, references: Sequence[str], ratios_of: Callable[[dict[str, 
 
 
 def report(sections: Iterable[tuple[str, Rows]], to_table: Callable[[Rows], str], args: argparse.Namespace) -> None:
-    """Prints each section when it is measured, and saves all of them if args.save names them. sections: titles and rows."""
+    """Print each section as soon as it is measured, and save all of them if args.save is a name. sections: titles and rows."""
     found: dict[str, Any] = {"machine": machine(), "quantization": args.quantization, "max_tokens": args.max_tokens}
     parts = []
     for title, rows in sections:

@@ -1,10 +1,10 @@
-"""Tokens per second with a head, beside a draft model for the same target and plain decoding.
+"""Tokens per second with a head, compared with a draft model for the same target and with plain decoding.
 
     python -m benchmarks.drafters.heads_and_drafts HEAD [--target DIR] [--draft DIR] [--quantization int8] [--gammas 4 auto]
         [--texts code stories] [--temperatures 0 0.8] [--prompts 12] [--max-tokens 96] [--threads N] [--save NAME]
 
-Without --target and --draft: the embedded pair. Batch 1, one run: every prompt is written by each in an order that rotates. Ratios are
-paired by prompt, and their intervals bootstrapped over prompts. At temperatures above 0 texts are drawn without a seed, so each
+Target and draft model default to the embedded pair. Batch 1, one run: every system writes every prompt, in an order that rotates. Ratios
+are paired by prompt, and their intervals bootstrapped over prompts. At temperatures above 0 texts are sampled without a seed, so each
 system writes its own. For widened copies see benchmarks/peers/workers/checkpoint.py and benchmarks/common/wide_heads.py.
 """
 

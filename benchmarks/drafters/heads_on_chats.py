@@ -1,12 +1,12 @@
-"""Tokens per second of a chat model with a head, beside suffix and plain decoding.
+"""Tokens per second of a chat model with a head, compared with suffix and with plain decoding.
 
     python -m benchmarks.drafters.heads_on_chats HEAD --model MODEL [--quantization int8] [--gammas 2 3] [--temperatures 0 0.8]
         [--questions 12] [--max-tokens 128] [--threads N] [--save NAME]
 
 Batch 1, one run: the first turn of MT-bench's questions in the model's chat template, each answered by every system in an order that
-rotates. "auto" chooses as it goes; "suffix + head" merges both drafters, with trees where they pay. Fixed numbers of tokens are the
-head's alone. Ratios are paired by question, and their intervals bootstrapped over questions. At temperatures above 0 answers are
-drawn without a seed, so each system writes its own.
+rotates. With "auto" the controller chooses the number of draft tokens; "suffix + head" merges both drafters, with trees where they pay.
+Rows with a fixed γ use the head alone. Ratios are paired by question, and their intervals bootstrapped over questions. At temperatures
+above 0 answers are sampled without a seed, so each system writes its own.
 """
 
 from __future__ import annotations

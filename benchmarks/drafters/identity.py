@@ -1,8 +1,8 @@
-"""How many tokens are plain decoding's, for every drafter, precision and batch size. Nothing is timed.
+"""How many tokens are the same as plain decoding's, for every drafter, precision and batch size. Nothing is timed.
 
     python -m benchmarks.drafters.identity [--target DIR] [--prompts 100] [--max-tokens 256] [--batch 1 8]
 
-Greedy and seeded (temperature 0.8, top-p 0.9); plain decoding runs alone, batch 1. Exit code 1 if one token differs.
+Greedy and seeded (temperature 0.8, top-p 0.9); plain decoding runs alone, at batch 1. Exits with 1 if any token differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DRAFTERS = ("none", "draft_model", "ngram", "suffix", "self-int8", "self-int4")
 
 
 def texts(llm: LLM, prompts: list[str], batch: int, args: argparse.Namespace) -> list[list[int]]:
-    """Half of the prompts greedy, half seeded."""
+    """Greedy texts for half of the prompts, seeded ones for the other half."""
     params = [
         SamplingParams(max_tokens=args.max_tokens, ignore_eos=True, **settings)
         for i in range(len(prompts))

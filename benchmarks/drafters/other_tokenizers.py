@@ -1,11 +1,11 @@
-"""What a draft model with another tokenizer brings, and what its translation costs.
+"""What a draft model with another tokenizer gains, and what its translation costs.
 
     python -m benchmarks.drafters.other_tokenizers [--target MODEL] --draft MODEL [--method slem tli] [--gamma 4 8]
         [--prompts stories|code] [--count 8] [--max-tokens 64] [--temperature 0] [--quantization int8] [--step-ms 12.4]
 
-For each way and γ: τ, tokens per second over plain decoding's (prompt by prompt, in turns, batch 1; medians), how many of the texts
-are plain decoding's (greedy or with a seed), the time of a step that is spent in translating, and its share of a plain step:
-this target's, or --step-ms.
+For each method and γ: τ; tokens per second, also over plain decoding's (systems alternate prompt by prompt, batch 1; medians); how many
+texts are the same as plain decoding's (greedy or with a seed); the time per step spent on translation, and its share of a plain step of
+this target, or of --step-ms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROMPTS: dict[str, Callable[[int], list[str]]] = {"stories": story_prompts, "cod
 
 
 class Stopwatch:
-    """Counts the seconds that histories and drafts take to translate."""
+    """Adds up the seconds spent on translating histories and drafts."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -46,7 +46,7 @@ class Stopwatch:
 
 @dataclass
 class System:
-    """One way to write. gamma: 0 for plain decoding."""
+    """A method at one γ. gamma: 0 for plain decoding."""
 
     name: str
     llm: LLM
@@ -117,7 +117,7 @@ def main() -> None:
 def report(systems: list[System], step_ms: float | None) -> None:
     plain = systems[0]
     base = step_ms or statistics.median(plain.step_ms)
-    print("| way | τ | tokens/s | gain | same texts | translating, ms a step | share of a plain step |")
+    print("| method | τ | tokens/s | gain | same texts | translation, ms per step | share of a plain step |")
     print("|---|---|---|---|---|---|---|")
     for system in systems:
         tau = system.num_tokens / system.num_passes if system.num_passes else 1.0

@@ -1,8 +1,8 @@
-"""What happens to texts when their draft server is killed, again and again.
+"""What happens to texts when their draft server is killed repeatedly.
 
-A draft server drafts for texts that are being written, half of them greedy and half of them seeded. In the middle of them its process
-gets SIGKILL, and its keeper starts another one. Reports how many texts differ from plain decoding's (none may), and how long it took
-until drafts came again.
+A draft server drafts for texts, half of them greedy and half of them seeded. While they are being written, its process gets SIGKILL,
+and its keeper starts another one. Reports how many texts differ from plain decoding's (none may), and how long it took until there were
+drafts again.
 
     python -m benchmarks.drafters.remote_kills [--kills 50] [--batch 8] [--ray]
 """
@@ -40,7 +40,7 @@ PATIENCE = 60.0
 
 
 def params_of(batch: int) -> list[SamplingParams]:
-    """Greedy and seeded texts, half of each."""
+    """Parameters of greedy and seeded texts, half of each."""
     ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
     return [SamplingParams(max_tokens=LENGTH, ignore_eos=True, **ways[i % 2]) for i in range(batch)]
 
@@ -75,7 +75,7 @@ class Trial:
         self._requests: list[Request] = []
 
     def step(self) -> None:
-        """One step; texts that ended are compared, and begin again."""
+        """Run one step. When all texts have ended, compare them and start again."""
         if not self.llm.engine.has_work:
             self.compare()
             self._requests = started(self.llm, self.params)
@@ -93,7 +93,7 @@ class Trial:
         self._requests = []
 
     def drafts_within(self, seconds: float) -> float | None:
-        """How long until something was drafted."""
+        """Seconds until something was drafted, or None if nothing was within the limit."""
         began, before = time.monotonic(), num_drafted(self.llm)
         while time.monotonic() - began < seconds:
             self.step()
@@ -109,10 +109,10 @@ def run(kills: int, batch: int, pid: Callable[[], int], llm: LLM) -> dict[str, A
     for number in range(kills):
         if trial.drafts_within(PATIENCE) is None:
             raise SystemExit("no drafts came, so there is nothing to kill")
-        for _ in range(3 + number % 17):  # somewhere in the text
+        for _ in range(3 + number % 17):  # so that kills hit different positions in the text
             trial.step()
         os.kill(pid(), signal.SIGKILL)
-        llm.engine.step()  # its question may have been answered before
+        llm.engine.step()  # its request may have been answered before the kill
         seconds.append(trial.drafts_within(PATIENCE))
         print(f"{number + 1}: drafts again after {seconds[-1]} s", flush=True)
     trial.finish()
@@ -130,7 +130,7 @@ def run(kills: int, batch: int, pid: Callable[[], int], llm: LLM) -> dict[str, A
 
 @contextmanager
 def serving(address: str, key: bytes, *, by_ray: bool) -> Iterator[Callable[[], int]]:
-    """Yields a function for the process that drafts."""
+    """Yield a function that returns the id of the process that drafts."""
     settings = DraftServerSettings(os.fspath(EMBEDDED / "draft"), None, LoadOptions(device="cpu"), 1 << 28)
     if by_ray:
         with supervised_server(settings, address, key, cluster=None, num_threads=1) as actor:
@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--ray", action="store_true", help="let Ray place the keeper")
+    parser.add_argument("--ray", action="store_true", help="let Ray run the keeper")
     arguments = parser.parse_args()
     key, address = secrets.token_hex(16), f"tcp://127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as folder, serving(address, key.encode(), by_ray=arguments.ray) as pid:

@@ -1,14 +1,14 @@
-"""What a round trip to a draft server costs, by what is sent.
+"""What a round trip to a draft server costs, compared with its parts.
 
     python -m benchmarks.drafters.remote_round_trip [--batch 1 8] [--rounds 2000] [--repeats 5]
 
 A draft server in another process of this machine answers at once, with four tokens for every sequence; each text grows by three
-tokens a round. `round trip` is a call of RemoteDrafter.propose, from its requests to its proposal. Beside it stand one frame of the same
-size and back over the bare encrypted socket, both ends in one process without a socket, and the same drafter asked in this process:
-what is above that is the cost of being elsewhere.
-Medians and 90th percentiles; of several repeats the best, the middle and the worst median, for on a shared machine a single one says
-little. `processor` is the time that both processes computed for a round trip, in all their threads: it does not depend on who else
-computes.
+tokens a round. `round trip` is a call of RemoteDrafter.propose, from its requests to its proposal. It is compared with a frame of similar
+size sent over the bare encrypted socket and back (`socket`), with both ends in one process without a socket (`no socket`), and with the
+same drafter called in this process (`here`); the difference to the last is the cost of drafting elsewhere.
+Medians and 90th percentiles; of several repeats the best, the middle and the worst median, since a single one says little on a shared
+machine. `processor` is the processor time of a round trip in each of the two processes, over all threads: it does not depend on other
+programs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def echo(key: bytes, pipe: Pipe) -> None:
 
 
 class Process:
-    """A server in a process of its own."""
+    """A server in its own process."""
 
     def __init__(self, run: Callable[[bytes, Pipe], None], key: bytes) -> None:
         context = multiprocessing.get_context("spawn")
@@ -67,7 +67,7 @@ class Process:
         self.address: str = here.recv()
 
     def processor_seconds(self) -> float:
-        """Used so far (Linux)."""
+        """Processor time used so far (Linux)."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -77,7 +77,7 @@ class Process:
 
 
 class InOneProcess:
-    """Both ends of a connection: the server answers when it is waited for."""
+    """Both ends of a connection: the server answers when the client waits for it."""
 
     address = "here"
 
@@ -98,7 +98,7 @@ class InOneProcess:
 
 
 class Inbox:
-    """The server's end."""
+    """The server's end of the connection."""
 
     address = "here"
 
@@ -115,7 +115,7 @@ class Inbox:
 
 
 def rounds(ask: Callable[[list[DraftRequest]], Any], batch: int, count: int) -> list[float]:
-    """Seconds of each call."""
+    """Seconds of each call; the first tenth of the calls is left out as warm-up."""
     texts = [[b + 1] * PROMPT for b in range(batch)]
     requests = [request_for(b, text, DRAFT) for b, text in enumerate(texts)]
     seconds = []
@@ -142,7 +142,7 @@ def of_socket(caller: Caller, size: int, count: int) -> list[float]:
 
 
 def summary(repeats: list[list[float]]) -> dict[str, float]:
-    """Milliseconds."""
+    """Over the repeats, in milliseconds: best, middle and worst median, and the median of the 90th percentiles."""
     medians = sorted(statistics.median(each) * 1e3 for each in repeats)
     p90 = statistics.median(statistics.quantiles(each, n=10)[-1] * 1e3 for each in repeats)
     middle = statistics.median(medians)

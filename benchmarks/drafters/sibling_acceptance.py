@@ -1,14 +1,14 @@
-"""How often a node of a tree has a child that the target accepts, by how its children are chosen, on real p and q.
+"""How often a tree node has a child that the target accepts, by how children are chosen, on real distributions p and q.
 
     python -m benchmarks.drafters.sibling_acceptance [--target DIR --draft DIR] [--temperatures 0.8 1.0] [--texts 15]
         [--max-tokens 64] [--draws 8] [--out FILE.md]
 
-The target writes texts at the temperature. At each of their places both models give their distributions, and children are
-chosen and accepted anew, so many times: no text is drafted. Rules: `p/q` accepts one token of q (its acceptance is the sum of
-the smaller probabilities). Shared noise takes the k best of log q plus the noise with which the target draws its own token.
-Rejection without replacement draws k different tokens of q and accepts each by p/q, p and q being what is left of them
-(recursive rejection sampling, arXiv:2402.14160). Top k takes the k likeliest of q. Of the last three a child is
-accepted if it is the target's own token, or, in rejection, in its place.
+The target writes texts at the temperature. At each position both models give their distributions (p: the target's, q: the draft's), and
+children are chosen and verified --draws times; the texts themselves are written without drafts. Rules: `p/q` accepts one token of q (its
+acceptance is the sum of the smaller probabilities). Shared noise takes the k best of log q plus the noise with which the target draws
+its own token. Rejection without replacement draws k different tokens of q and accepts each by p/q, where p and q are what is left of
+them (recursive rejection sampling, arXiv:2402.14160). Top k takes the k likeliest of q. With shared noise and top k, a child is accepted
+if it is the target's own token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _TINY = 1e-30
 
 
 def distributions(model: LanguageModel, texts: Sequence[tuple[list[int], int]], temperature: float) -> Tensor:
-    """texts: tokens, and how many of them are the prompt -> [places, V] behind every token but the last, from the prompt's end on"""
+    """texts: tokens, and how many of them are the prompt -> [positions, V], the distributions after every token from the prompt's last to
+    the text's last but one
+    """
     rows = []
     for tokens, prompt_len in texts:
         cache = model.scratch_cache([len(tokens)])
@@ -58,7 +60,7 @@ def top_k(p: Tensor, q: Tensor, k: int) -> float:
 
 
 def rejection(p: Tensor, q: Tensor, k: int) -> float:
-    """Without replacement."""
+    """Acceptance of rejection without replacement."""
     drawn = q.clamp(min=_TINY).multinomial(k)
     return float(siblings_law(p, q, drawn)[0].sum(-1).mean())
 

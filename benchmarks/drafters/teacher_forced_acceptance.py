@@ -1,11 +1,11 @@
-"""What the model-free drafters would earn on a text, without running a model: teacher-forced τ.
+"""What the model-free drafters would gain on a text, without running a model: teacher-forced τ.
 
     python -m benchmarks.drafters.teacher_forced_acceptance TEXT [--split LINE_START] [--speculative-tokens 4] [--max-tokens 2048]
 
-The text stands for what a target writes: at each step a drafter sees the text so far and drafts, the draft tokens up to
-the first wrong one are accepted, and the text's own next token follows. τ is tokens per step, steps without a draft
-included. It says how well a drafter guesses this text, and nothing about time. TEXT may be gzipped. It is cut into
-documents, before each line that begins with --split, else at <|endoftext|>; each is one request without a prompt.
+The text takes the place of the target's output: at each step a drafter drafts from the text so far, the draft tokens up
+to the first wrong one are accepted, and the text's own next token follows. τ is tokens per step, including steps without
+a draft. It shows how well a drafter predicts this text, and says nothing about time. TEXT may be gzipped. It is cut into
+documents before each line that begins with --split, or else at <|endoftext|>; each is one request without a prompt.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def documents_of(path: Path, line_start: str | None) -> list[str]:
 
 
 def teacher_forced(drafter: Drafter, documents: Sequence[Sequence[int]], gamma: int) -> SpeculationStats:
-    """One document after the other, each from its first token on."""
+    """Statistics over the documents, each read from its first token."""
     stats = SpeculationStats()
     greedy = SamplingParams(temperature=0.0).resolve({})
     for seq_id, document in enumerate(documents):
@@ -73,9 +73,9 @@ def teacher_forced(drafter: Drafter, documents: Sequence[Sequence[int]], gamma: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--split", help="a line that begins with this starts a new document, and is dropped")
+    parser.add_argument("--split", help="lines that begin with this start a new document and are dropped")
     parser.add_argument("--speculative-tokens", type=int, default=4)
-    parser.add_argument("--max-tokens", type=int, default=2048, help="of each document; the rest is not read")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="tokens to read of each document")
     parser.add_argument("--tokenizer", default=str(EMBEDDED / "target"))
     args = parser.parse_args()
 

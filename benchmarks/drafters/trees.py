@@ -1,15 +1,15 @@
-"""Tokens per second with trees, beside chains and plain decoding.
+"""Tokens per second with trees, compared with chains and plain decoding.
 
     python -m benchmarks.drafters.trees --name NAME [--model MODEL] [--draft-model MODEL] [--method METHOD] [--quantization int8]
         [--texts code stories chats] [--temperatures 0 0.8 1] [--prompts 12] [--max-tokens 128] [--threads 1] [--shapes JSON ...]
         [--save]
 
-With several methods, as suffix+draft_model, trees of all are merged, and each method is measured alone too: "auto" over the better
-of them is a row of its own.
+With several methods, such as suffix+draft_model, the trees of all are merged, and each method is also measured alone; one more row gives
+"auto" over the better of them.
 
-Batch 1. Every prompt is written by plain decoding, by "auto" without trees and with them, and with every fixed shape that is given,
-in an order that rotates. At temperatures above 0 the prompts are written with a seed, and without. A ratio is paired by prompt,
-and its interval bootstrapped over prompts. The first rounds of "auto", in which it learns, count like all others.
+Batch 1. Every prompt is written by plain decoding, by "auto" without and with trees, and with every given fixed shape, in an order that
+rotates. At temperatures above 0 the prompts are written with a seed and without. Ratios are paired by prompt, and their intervals
+bootstrapped over prompts. The first rounds of "auto", in which it learns, count like all others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def system(llm: LLM, name: str, sampling: dict[str, Any]) -> System:
 
 
 def ways(temperatures: list[float]) -> dict[str, dict[str, Any]]:
-    """Sampling parameters by name."""
+    """Sampling parameters, by name."""
     found: dict[str, dict[str, Any]] = {}
     for temperature in temperatures:
         if temperature == 0:
@@ -86,7 +86,7 @@ def measure(
 
 
 def over_parts(systems: list[System], max_tokens: int) -> list[dict[str, Any]]:
-    """ "auto" with all methods over the method that was fastest alone; nothing where there is one method."""
+    """A row for "auto" with all methods over the method that was fastest alone; no rows if there is only one method."""
     parts = [one for one in systems if one.name.startswith(ALONE)]
     if not parts:
         return []
@@ -96,7 +96,7 @@ def over_parts(systems: list[System], max_tokens: int) -> list[dict[str, Any]]:
 
 
 def alone(given: LLM) -> dict[str, LLM]:
-    """Each of several methods by itself, with trees."""
+    """Each of several methods alone, with trees, by name."""
     methods = given.method.split("+")
     if len(methods) == 1:
         return {}
