@@ -1,4 +1,4 @@
-"""Prompts that benchmarks share."""
+"""Prompts that several benchmarks use."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from benchmarks.common.paths import SHARED
 
 
 def code_prompts(count: int, data: Path = SHARED / "data") -> list[str]:
-    """MBPP tasks as a person would begin to write them: the `def` line of the solution and the task as its docstring.
+    """MBPP tasks as a programmer would begin them: the `def` line of the solution, and the task as its docstring.
 
-    No trailing newline: newline and indentation are one token of the embedded pair, and a prompt that ends between them
-    is one it never saw.
+    Prompts have no trailing newline: newline and indentation are one token of the embedded pair, and it never saw a text
+    that was cut between them in training.
     """
     prompts = []
     for line in (data / "prompts" / "mbpp.jsonl").read_text().splitlines():
@@ -36,7 +36,7 @@ def story_prompts(count: int, data: Path = SHARED / "data", num_words: int = 12)
 
 
 def conversation_starts(count: int | None, data: Path = SHARED / "data") -> list[str]:
-    """The first turns of MT-bench's questions, one category after another in turns. None: all."""
+    """The first turns of MT-bench's questions, taking one of each category in turn. count: None for all."""
     categories: dict[str, list[str]] = {}
     for line in (data / "prompts" / "mt_bench.jsonl").read_text().splitlines():
         question = json.loads(line)
@@ -46,7 +46,7 @@ def conversation_starts(count: int | None, data: Path = SHARED / "data") -> list
 
 
 def chat_ids(tokenizer: Any, count: int) -> list[list[int]]:
-    """The first questions of conversations, in the model's chat template."""
+    """Token ids of the first turns of MT-bench's questions, in the model's chat template."""
     return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False

@@ -1,4 +1,4 @@
-"""What reports of benchmarks have in common."""
+"""What the reports of benchmarks share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def listed(facts: Mapping[str, Any]) -> str:
 
 
 def save(report: Mapping[str, Any], text: str, folder: Path, *names: str) -> None:
-    """As JSON and as text, in files that are called by all names that are not empty; the text is printed too."""
+    """Save the report as JSON and the text as Markdown, and print the text. The file name joins the names that are not empty."""
     folder.mkdir(parents=True, exist_ok=True)
     file = "-".join(filter(None, names))
     (folder / f"{file}.json").write_text(json.dumps(report, indent=1) + "\n")

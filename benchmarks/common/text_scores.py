@@ -1,4 +1,4 @@
-"""How near texts are to references: BLEU by sacrebleu, and ROUGE-L."""
+"""How close texts are to references: BLEU (sacrebleu) and ROUGE-L."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from sacrebleu.metrics import BLEU
 
 
 def bleu(texts: Sequence[str], references: Sequence[str]) -> float:
-    """Of the corpus, 0 to 100, with one reference a text and sacrebleu's own defaults (13a, mixed case, exp)."""
+    """Corpus BLEU, 0 to 100, with one reference per text and sacrebleu's defaults (13a, mixed case, exp)."""
     return float(BLEU().corpus_score(list(texts), [list(references)]).score)
 
 
 def rouge_l(texts: Sequence[str], references: Sequence[str]) -> float:
-    """The mean F1 of the longest common subsequence of words in lower case, 0 to 100 (Lin, 2004)."""
+    """Mean F1 of the longest common subsequence of lower-case words, 0 to 100 (Lin, 2004)."""
     scores = [_rouge_l(text.lower().split(), ref.lower().split()) for text, ref in zip(texts, references, strict=True)]
     return 100 * sum(scores) / len(scores)
 
@@ -24,7 +24,7 @@ def _rouge_l(text: Sequence[str], reference: Sequence[str]) -> float:
 
 
 def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
-    """Its length."""
+    """The length of the longest common subsequence."""
     row = [0] * (len(second) + 1)
     for word in first:
         before = 0

@@ -1,11 +1,13 @@
-"""A head for a widened target that drafts what the small one drafts. An EAGLE-3 head is widened alike, and costs what a head of that
-width costs; an EAGLE-1 head that projects the target's states keeps its own width, but for an epsilon that its norms share: what it drafts changes by
-some thousandths.
+"""Widen a head for a widened target, so that it drafts what the small head drafts.
 
     python -m benchmarks.common.wide_heads SMALL_HEAD SMALL_TARGET WIDE_TARGET OUT
 
-WIDE_TARGET: as shared/tools/widen.py makes it. The residual stream is padded with zeros: extra heads and neurons write nothing back.
-Norms divide by the root of the mean square, which zeros make smaller: their weights and their epsilon make up for that.
+WIDE_TARGET is made by shared/tools/widen.py. An EAGLE-3 head becomes as wide as the target, and costs what a head of that width costs.
+An EAGLE-1 head that projects the target's states keeps its own width; its norms share one epsilon, which cannot suit both widths, so its
+drafts change by some thousandths.
+
+The residual stream is padded with zeros: extra heads and neurons write nothing back. Norms divide by the root mean square, which the
+zeros make smaller; their weights and epsilon are scaled to compensate.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ _WRITES_BACK = ("o_proj.weight", "down_proj.weight")
 
 
 def wide_taps(taps: tuple[int, ...], num_layers: int, wide_layers: int) -> tuple[int, ...]:
-    """The layers of the widened target that read what these layers of the small one read. It spreads the small one's evenly."""
+    """The layers of the widened target that correspond to these layers of the small one, which are spread evenly over it."""
     return tuple(round(tap * (wide_layers - 1) / max(num_layers - 1, 1)) for tap in taps)
 
 
 @torch.no_grad()
 def widen_head(head: EagleHead, num_layers: int, target: LanguageModel, seed: int = 0) -> EagleHead:
-    """num_layers: of the target that the head is for. target: the widened one. In float32.
+    """Widen a head, in float32. num_layers: of the small target. target: the widened one.
 
     Raises ValueError for an EAGLE-3 head that has embeddings or an lm_head of its own, and for other heads.
     """
@@ -68,7 +70,7 @@ def _wide_config(config: EagleConfig, num_layers: int, target: LlamaConfig) -> E
 
 
 def _wide_weight(name: str, small: Tensor, shape: torch.Size, num_taps: int, generator: torch.Generator) -> Tensor:
-    """What is not the small one's costs time and changes nothing: random, where no zeros of the stream have to stay zeros."""
+    """Entries that are not the small head's cost time and change nothing: random, except where the stream's zeros must stay zeros."""
     if small.shape == shape:
         return small
     if small.ndim == 1:
@@ -88,7 +90,7 @@ def _wide_weight(name: str, small: Tensor, shape: torch.Size, num_taps: int, gen
 
 
 def _num_parts(name: str, num_taps: int) -> int:
-    """Vectors as wide as the stream that a matrix reads, side by side: states of several layers, or an embedding and a state."""
+    """The number of vectors as wide as the stream that a matrix reads side by side: several layers' states, or an embedding and a state."""
     if name in ("fc.weight", "feature_fc.weight"):
         return num_taps
     return 2 if name.startswith("layers.0.self_attn.") and not name.endswith(_WRITES_BACK) else 1

@@ -1,8 +1,8 @@
-"""A T5 that costs as much as a big one and says what a small one says.
+"""Widen a T5, so that it costs as much as a large one and gives the small one's output.
 
 The residual stream is padded with zeros: extra heads and neurons write nothing back, extra layers add nothing. So a benchmark has the
-acceptance of a trained pair at the cost of a large target. Norms divide by the root of the mean square, which zeros make smaller:
-their weights and their epsilon make up for that.
+acceptance of a trained pair at the cost of a large target. Norms divide by the root mean square, which the zeros make smaller; their
+weights and epsilon are scaled to compensate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WRITES_BACK = ("o.weight", "wo.weight")
 
 
 class WideSize(NamedTuple):
-    """num_layers: of the encoder and of the decoder each; a stack without layers stays so."""
+    """num_layers: of the encoder and of the decoder each; a stack without layers stays empty."""
 
     width: int
     num_heads: int
@@ -30,7 +30,7 @@ class WideSize(NamedTuple):
 
 @torch.no_grad()
 def widen(model: T5ForConditionalGeneration, size: WideSize, seed: int = 0) -> T5ForConditionalGeneration:
-    """In float32. Raises ValueError for a size below the model's."""
+    """The widened model, in float32. Raises ValueError for a size below the model's."""
     config = copy.deepcopy(model.config)
     depth = max(config.num_layers, config.num_decoder_layers)
     if size.width < config.d_model or size.num_heads < config.num_heads or size.mlp < config.d_ff:
@@ -57,7 +57,9 @@ def widen(model: T5ForConditionalGeneration, size: WideSize, seed: int = 0) -> T
 
 
 def _widened_scales(weights: dict[str, Tensor], ratio: float, *, scales_outputs: bool) -> dict[str, Tensor]:
-    """With norms that give what they gave. scales_outputs: whether logits are divided by the root of the width, which has grown."""
+    """The weights, with norms scaled to give the same output. scales_outputs: logits are divided by the root of the width, as the last norm
+    would be, so that norm stays.
+    """
     scaled = {}
     for name, weight in weights.items():
         is_norm = "layer_norm" in name
@@ -67,12 +69,12 @@ def _widened_scales(weights: dict[str, Tensor], ratio: float, *, scales_outputs:
 
 
 def _filler(name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
-    """What costs time and changes nothing. Random where it may be, so that no kernel profits from zeros."""
+    """Weights that cost time and change nothing, random where possible, so that no kernel can profit from zeros."""
     if name.endswith(_WRITES_BACK) or "relative_attention_bias" in name or not _LAYER.match(name):
         return torch.zeros_like(weight)
     return torch.randn(weight.shape, generator=generator) * weight.shape[-1] ** -0.5
 
 
 def _extra_rows(name: str) -> float:
-    """What becomes of rows behind the model's own: those that would write into the padding of the stream are zero."""
+    """The factor for rows after the model's own: 0 for those that would write into the padding of the stream."""
     return 0.0 if name.endswith(_WRITES_BACK) else 1.0
