@@ -1,25 +1,25 @@
-"""foredraft beside the programs people use, on this machine's processor: one run, interleaved.
+"""foredraft compared with the programs people use, on this machine's processor: one run, interleaved.
 
     python -m benchmarks.peers.compare --setup openvino llamacpp vllm transformers [--models embedded]
     python -m benchmarks.peers.compare [--models embedded|smollm2|smollm2-wide] [--systems foredraft-bf16 openvino-int8 ...]
                                [--prompts 13] [--tokens 64] [--batch 1] [--temperature 0] [--gammas 2 3 4 6] [--no-sweep]
                                [--modes ...] [--suffix NAME]
 
-Models: "embedded", the embedded target widened to 0.4 billion parameters, which writes what the small one writes, with the
-embedded draft, on code prompts; "smollm2", SmolLM2-135M-Instruct (`make models`), and "smollm2-wide", the same widened to
-1.8 billion, on the first questions of MT-bench's conversations in the chat template, without a draft model. All get token
-ids, are greedy unless said otherwise, and ignore the end of sequence, so that all write the same number of tokens.
+Models: "embedded" is the embedded target, widened to 0.4 billion parameters without changing its output, with the embedded
+draft model, on code prompts; "smollm2" is SmolLM2-135M-Instruct (`make models`) and "smollm2-wide" the same widened to
+1.8 billion, both on MT-bench's first turns in the chat template, without a draft model. All programs get token ids,
+decode greedily unless --temperature is given, and ignore the end of sequence, so that all write the same number of tokens.
 
-A system is a program at a precision; it runs in a process of its own, keeps its models loaded, and rests
-while another is asked. First each chooses its γ per mode ("auto" chooses at every step), on prompts that are not used again. Then for every request
-every system runs once in each mode, in an order that rotates. Times are a worker's own and include the prompt's
-pass; no system keeps prefixes. All use the same number of threads. Figures are medians over requests, ratios are paired
-by request, intervals are bootstrapped over requests. With --batch B a request is B prompts at once. A second table has the fastest of
-foredraft's rows over the fastest other program's, at as many bits.
+A system is a program at a precision. It runs in its own process, keeps its models loaded, and idles while others run.
+First each system chooses its γ per mode ("auto" chooses at every step), on prompts that are not used again. Then every
+system runs once in each mode for every request, in an order that rotates. Times are measured inside the system's process and
+include the prefill; prefix caching is off. All use the same number of threads. Figures are medians over requests, ratios are
+paired by request, intervals are bootstrapped over requests. With --batch B a request is B prompts at once. A second table
+compares foredraft's fastest row with the fastest other program's at the same number of bits.
 
-Four bits: llama.cpp's Q4_0, Q4_1 and Q4_K_M are made by its own quantiser, OpenVINO's by its exporter, and foredraft runs
-llama.cpp's files and its own "int4". All begin from the same bfloat16 checkpoint. llama.cpp is a wheel where that uses all
-that the processor can do, and else is compiled (see workers/setup.py); the report names its instructions.
+Four bits: llama.cpp's quantiser makes Q4_0, Q4_1 and Q4_K_M, and OpenVINO's exporter its own format; foredraft runs
+llama.cpp's files and its own "int4". All are made from the same bfloat16 checkpoint. llama.cpp comes as a wheel if that uses
+all instructions of the processor, and is compiled otherwise (see workers/setup.py); the report names its instructions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ENOUGH_GIB = 4.0
 
 
 def row(contender: Contender, plain: Contender | None, reference: Contender | None, plan: Plan) -> dict[str, Any]:
-    """reference: foredraft's plain decoding at the same precision. Texts are compared only where nothing is drawn."""
+    """reference: foredraft's plain decoding at the same precision. Texts are compared only if decoding is greedy."""
     written = plan.batch * plan.tokens
     rates = [written / seconds for seconds in contender.seconds]
     compare = plan.temperature == 0
@@ -93,7 +93,7 @@ def _tokens_per_pass(contender: Contender, written: int) -> float | None:
 
 
 def _same(one: Contender, other: Contender | None) -> float | None:
-    """Share of places at which both have the same token."""
+    """The share of positions at which both have the same token."""
     if other is None:
         return None
     pairs = [
@@ -223,18 +223,18 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", choices=MODEL_SETS, default="embedded")
     parser.add_argument(
-        "--setup", nargs="+", choices=ENVIRONMENT_NAMES, help="make these environments and the models' forms, and stop"
+        "--setup", nargs="+", choices=ENVIRONMENT_NAMES, help="set up these environments and their models, and exit"
     )
-    parser.add_argument("--systems", nargs="+", choices=NAMES, default=NAMES, help="with --setup: whose forms to make")
+    parser.add_argument("--systems", nargs="+", choices=NAMES, default=NAMES, help="with --setup: systems to convert models for")
     parser.add_argument("--modes", nargs="+", choices=modes, default=modes, help="plain always runs")
-    parser.add_argument("--prompts", type=int, default=13, help="requests, of --batch prompts each")
+    parser.add_argument("--prompts", type=int, default=13, help="number of requests, of --batch prompts each")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 3, 4, 6], help="one: nothing is chosen")
-    parser.add_argument("--no-sweep", action="store_true", help=f"γ = {_USUAL_GAMMA} everywhere")
+    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 3, 4, 6], help="candidates for γ; one alone is simply used")
+    parser.add_argument("--no-sweep", action="store_true", help=f"use γ = {_USUAL_GAMMA} everywhere")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--suffix", default="", help="of the results' names")
+    parser.add_argument("--suffix", default="", help="suffix of the result files' names")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Systems in turns: workers are started, each chooses its γ, then every request runs once on every system and mode."""
+"""Run systems in turn: start the workers, let each choose its γ, then run every request once on every system and mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IDLE_SHARE = 0.05
 
 @dataclass
 class Contender:
-    """A system in one mode, at the γ that it runs with, and what it did."""
+    """A system in one mode, at its γ, and its measurements."""
 
     peer: Peer
     mode: str
@@ -54,7 +54,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of everyone. gammas: to choose from. context, cache_gib: see Settings."""
+    """The settings that all systems share. gammas: the candidates for γ. context, cache_gib: see Settings."""
 
     models: Path
     threads: int
@@ -69,7 +69,7 @@ class Plan:
 
 
 class Field:
-    """The workers and the contenders that stand for them, and why others do not."""
+    """The workers, the contenders that run on them, and the reasons why others were skipped."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -82,12 +82,12 @@ class Field:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Whatever happens, no process is left behind."""
+        """Close all workers, whatever happened."""
         for worker in self._workers:
             worker.close()
 
     def enter(self, peer: Peer, modes: Sequence[str]) -> None:
-        """Start a system, warm it up, choose its γs."""
+        """Start a system, warm it up, and choose its γ for each mode."""
         reason = missing(peer.environment)
         if reason is not None:
             self._skip(peer.name, reason)
@@ -102,7 +102,7 @@ class Field:
             except WorkerError as error:
                 self._skip(f"{peer.name} {mode}", str(error))
                 if not peer.separate and shared is None:
-                    return  # it does not start at all
+                    return  # the program does not start at all
                 continue
             self.contenders.append(best)
             self.facts[peer.name] = best.worker.facts
@@ -127,7 +127,7 @@ class Field:
         worker.close()
 
     def _best(self, peer: Peer, mode: str, shared: Worker | None) -> Contender:
-        """The contender at its fastest γ; the others' own processes end."""
+        """The contender at its fastest γ. The processes of slower contenders are closed unless shared."""
         gammas = (0,) if mode in WITHOUT_GAMMA else self.plan.gammas
         sweep: dict[int, float] = {}
         best: Contender | None = None
@@ -145,7 +145,7 @@ class Field:
     def _try(
         self, peer: Peer, mode: str, gamma: int, shared: Worker | None, sweep: dict[int, float] | None
     ) -> Contender:
-        """A warm contender; its median time goes to the sweep, if there is one."""
+        """A warmed-up contender. Its median time is added to the sweep, if there is one."""
         contender = Contender(peer, mode, gamma, shared or self._start(peer, mode, gamma))
         held_out = self.plan.held_out
         try:
@@ -160,7 +160,7 @@ class Field:
         return contender
 
     def measure(self) -> None:
-        """Every contender on every request; one that fails is out."""
+        """Run every contender on every request; a contender that fails is skipped from then on."""
         for index, prompts in enumerate(self.plan.requests):
             shift = index % max(1, len(self.contenders))
             for contender in self.contenders[shift:] + self.contenders[:shift]:
@@ -175,7 +175,7 @@ class Field:
         return next((one for one in self.contenders if one.key == (system, mode)), None)
 
     def busy(self) -> dict[str, float]:
-        """Share of one processor that a system takes while nobody asks it; only those that do not rest."""
+        """The share of one processor that each system takes while idle, for those above the limit."""
         before = [worker.processor_seconds() for worker in self._workers]
         time.sleep(1)
         shares = [worker.processor_seconds() - start for worker, start in zip(self._workers, before, strict=True)]
@@ -184,7 +184,7 @@ class Field:
         return {names[id(worker)]: share for worker, share in found if share > _IDLE_SHARE and id(worker) in names}
 
     def memory(self) -> dict[str, float]:
-        """GiB per system; what several have mapped is divided among them."""
+        """GiB per system; memory that several processes map is divided among them."""
         sizes: dict[str, float] = {}
         for worker, name in {id(one.worker): (one.worker, one.peer.name) for one in self.contenders}.values():
             sizes[name] = sizes.get(name, 0) + worker.resident_bytes() / 2**30
@@ -192,7 +192,7 @@ class Field:
 
 
 def available_gib() -> float:
-    """What could still be had, mapped weights among it."""
+    """Memory that could still be allocated, including mapped weights that could be dropped."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) / 2**20
 

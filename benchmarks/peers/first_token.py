@@ -1,14 +1,14 @@
-"""How long every program takes to the first token of a long prompt, and of a batch of them: one run, interleaved.
+"""Every program's time to first token for a long prompt, and for a batch of them: one run, interleaved.
 
     python -m benchmarks.peers.first_token [--models smollm2] [--systems ...] [--cases 512x1 4096x1 512x16 512x32]
                                [--repeats 3] [--suffix NAME]
 
-Set up as for `benchmarks.peers.compare`, with the same models and systems. A case is LENGTHxBATCH: so many prompts of so many
-tokens at once, texts of MT-bench that begin differently. The time is a worker's own for one token of each prompt, so that of a
-batch ends with its last first token. For each case all systems are started with room for it and warmed up; then they take
-turns. Figures are medians over repeats, each with other prompts. The last column is what the prompts multiply (matrices for
-every token, attention to all tokens before, the head once a prompt) over the time: the part of the processor's peak that is
-used.
+Set up as for `benchmarks.peers.compare`, with the same models and systems. A case is LENGTHxBATCH: BATCH prompts of LENGTH
+tokens at once, made of MT-bench's questions and beginning differently. The time is measured inside the program's process, for
+one token of each prompt, so in a batch it is the time until the last prompt has its token. For each case all systems are
+started with enough memory for it and warmed up; then they take turns. Figures are medians over repeats, each with other
+prompts. The last column is the prompts' multiplications (all matrices for every token, attention to all tokens before, the
+lm_head once per prompt) over the time, to be compared with the processor's peak.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def parse_case(text: str) -> Case:
-    """LENGTHxBATCH. Raises ValueError."""
+    """Parse LENGTHxBATCH. Raises ValueError."""
     length, batch = map(int, text.split("x"))
     if length < 1 or batch < 1:
         raise ValueError(f"{text}: give LENGTHxBATCH, as 512x16")
@@ -58,7 +58,7 @@ def parse_case(text: str) -> Case:
 
 
 def make_plan(model_set: ModelSet, tokenizer: Any, case: Case, repeats: int, threads: int) -> Plan:
-    """Raises ValueError for a length that the models have no room for."""
+    """Raises ValueError for a length that exceeds the models' context."""
     most = model_set.config["max_position_embeddings"]
     if case.length >= most:
         raise ValueError(f"{model_set.name} has a context of {most} tokens: no prompts of {case.length}")
@@ -83,7 +83,7 @@ def row(contender: Contender, case: Case, multiplications: int) -> dict[str, Any
 
 
 def measure(model_set: ModelSet, peers: Sequence[Peer], case: Case, plan: Plan) -> dict[str, Any]:
-    """-> rows, skipped, systems"""
+    """-> rows, skipped systems and why, facts about systems"""
     with Field(plan) as field:
         for peer in peers:
             field.enter(peer, [PLAIN])
@@ -123,7 +123,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", type=parse_case, nargs="+", default=default, metavar="LENGTHxBATCH")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--suffix", default="", help="of the results' names")
+    parser.add_argument("--suffix", default="", help="suffix of the result files' names")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""foredraft beside the fastest other program at as many bits: plain decoding, and with drafts."""
+"""foredraft compared with the fastest other program at the same number of bits: plain decoding, and with drafts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _COLUMNS = ("bits", "decoding", "foredraft", "the fastest other", "foredraft ove
 
 
 def leads(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """rows: of compare.py's report. -> one for each number of bits and kind of decoding that both sides have. The ratio is
-    the median over requests, paired; above 1 foredraft is faster."""
+    """rows: of compare.py's report. -> one entry for each number of bits and kind of decoding that both sides have. The ratio
+    is the median over requests, paired; above 1 foredraft is faster.
+    """
     pairs = ((bits, kind) for bits in sorted(set(_BITS.values())) for kind in _KINDS)
     found = (_lead(bits, kind, [row for row in rows if _is_of(row, bits, kind)]) for bits, kind in pairs)
     return [lead for lead in found if lead is not None]
@@ -53,7 +54,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """In Markdown; the empty text if nothing can be compared."""
+    """In Markdown; empty if nothing can be compared."""
     lines = [
         f"| {lead['bits']} | {lead['kind']} | {lead['foredraft']} | {lead['other']} | {lead['ratio']:.2f} "
         f"({lead['interval'][0]:.2f} to {lead['interval'][1]:.2f}) |"

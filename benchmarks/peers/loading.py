@@ -3,8 +3,8 @@
     python -m benchmarks.peers.loading [--models smollm2] [--systems ...] [--rounds 5] [--suffix NAME]
 
 Set up as for `benchmarks.peers.compare`, with the same models and systems. Programs take turns; a process ends before the next
-one starts. Imports, the tokenizer where a program loads one, and the first token are included. Files are in the page cache from
-the second round on. Medians.
+one starts. The time includes imports, the tokenizer if a program loads one, and the first token. Files are in the page cache
+from the second round on. Figures are medians.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CONTEXT = 1024
 
 
 def seconds_to_first_token(peer: Peer, model_set: ModelSet, prompts: Ids, threads: int) -> float:
-    """Of a new process. Raises WorkerError."""
+    """Seconds from the start of a new process. Raises WorkerError."""
     start = time.perf_counter()
     worker = Worker(
         peer.worker, peer.environment, Settings(model_set.folder, peer.precision, threads, 1, PLAIN, 0, _CONTEXT, 1)
@@ -46,7 +46,7 @@ def seconds_to_first_token(peer: Peer, model_set: ModelSet, prompts: Ids, thread
 
 
 def measure(peers: Sequence[Peer], model_set: ModelSet, prompts: Ids, threads: int, rounds: int) -> dict[str, Any]:
-    """-> seconds by system, and why others were skipped"""
+    """-> seconds by system, and why other systems were skipped"""
     reasons = {peer.name: missing(peer.environment) for peer in peers}
     skipped = {name: reason for name, reason in reasons.items() if reason is not None}
     seconds: dict[str, list[float]] = {}
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--suffix", default="", help="of the results' names")
+    parser.add_argument("--suffix", default="", help="suffix of the result files' names")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     model_set = MODEL_SETS[args.models]

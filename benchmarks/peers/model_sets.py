@@ -1,4 +1,4 @@
-"""Which models the programs run, and on which prompts."""
+"""The models that the programs run, and the prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTEXT_STEP = 512
 
 @dataclass(frozen=True)
 class ModelSet:
-    """names: the checkpoints in `folder`. prompts: token ids of that many prompts, by the target's tokenizer."""
+    """names: the checkpoints in `folder`. prompts: (the target's tokenizer, a count) -> token ids of that many prompts."""
 
     name: str
     title: str
@@ -31,7 +31,7 @@ class ModelSet:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The target's."""
+        """The target's configuration."""
         config: dict[str, Any] = json.loads((self.folder / "target" / "config.json").read_text())
         return config
 
@@ -57,8 +57,9 @@ MODEL_SETS = {
 
 
 def long_prompts(tokenizer: Any, length: int, count: int) -> Ids:
-    """Texts of exactly `length` tokens that begin differently: the questions of MT-bench, one after another, from another
-    question on each time."""
+    """Prompts of exactly `length` tokens that begin differently: MT-bench's questions joined, each time starting at the next
+    question.
+    """
     questions = conversation_starts(None)
     pieces = [tokenizer(question + "\n\n", add_special_tokens=False)["input_ids"] for question in questions]
     return [_cycle(pieces, first % len(pieces), length) for first in range(count)]
@@ -73,21 +74,22 @@ def _cycle(pieces: Sequence[Sequence[int]], first: int, length: int) -> list[int
 
 
 def context_for(longest: int) -> int:
-    """Tokens of room for a text, in whole steps of 512; at least 1,024."""
+    """The tokens to reserve for a text, a multiple of 512 and at least 1,024."""
     return max(1024, -(-longest // _CONTEXT_STEP) * _CONTEXT_STEP)
 
 
 def cache_gib(config: dict[str, Any], context: int, batch: int) -> int:
-    """Whole GiB for the keys and values of a batch, in two bytes each, with half as much to spare."""
+    """Whole GiB for the keys and values of a batch at two bytes each, with half as much to spare."""
     per_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     return max(1, -(-3 * per_token * context * batch // 2 // 2**30))
 
 
 def prompt_multiplications(config: dict[str, Any], length: int) -> int:
-    """What a Llama multiplies to read a prompt and write one token: every matrix for every token, attention to all tokens
-    before, the head once."""
+    """The multiplications of a Llama for a prompt and one new token: every matrix for every token, attention to all tokens
+    before, the lm_head once.
+    """
     hidden, head = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     matrices = hidden * (2 * queries + 2 * keys + 3 * config["intermediate_size"])
-    attention = queries * length * (length + 1)  # scores and sums, each over half of the square
+    attention = queries * length * (length + 1)  # scores and weighted sums, each over half of the square
     return config["num_hidden_layers"] * (matrices * length + attention) + hidden * config["vocab_size"]

@@ -1,4 +1,4 @@
-"""The programs that are compared, each at the precisions that it has."""
+"""The programs that are compared, each at the precisions that it offers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 PLAIN, AUTO = "plain", "auto"
 WITHOUT_GAMMA = (PLAIN, AUTO)
-"""Modes in which nobody chooses γ: there is none, or the program chooses it at every step."""
+"""Modes in which γ is not chosen beforehand: there is none, or the program chooses it at every step."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A program at a precision. separate: it fixes mode and γ when it starts, so each pair is a process."""
+    """A program at a precision. separate: it fixes mode and γ when it starts, so each combination runs in its own process."""
 
     name: str
     worker: str
@@ -52,11 +52,11 @@ def chosen(names: Sequence[str]) -> list[Peer]:
 
 
 def reference_of(peer: Peer) -> str:
-    """The system of foredraft's that a program's texts are compared with: on the same file if there is one."""
+    """foredraft's system that a program's texts are compared with: the one on the same file, or else at the same number of bits."""
     same = f"foredraft-{peer.precision}"
     return same if same in NAMES else _BY_BITS[peer.bits]
 
 
 def precisions_of(environment: str, peers: Sequence[Peer]) -> list[str]:
-    """What the models of an environment have to be converted to."""
+    """The precisions that models have to be converted to for an environment."""
     return [peer.precision for peer in peers if peer.environment == environment]

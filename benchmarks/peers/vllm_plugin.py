@@ -1,12 +1,13 @@
-"""foredraft's proposer in vLLM's CPU build, beside vLLM's own n-gram and no drafts: are texts the same, and what does it bring?
+"""foredraft's proposer in vLLM's CPU build, compared with vLLM's own n-gram and with no drafts: are texts the same, and what does it gain?
 
     python -m benchmarks.peers.vllm_plugin [--texts 100] [--rounds 5] [--max-tokens 64] [--name NAME]
 
-Needs the environment that `python -m benchmarks.peers.compare --setup vllm` makes. The embedded target in float32, in which vLLM's rows
-do not depend on their batch by much; greedy texts behind code and beginnings of stories, eight at once. In a first round requests are
-cancelled beside them; its texts are compared and not timed (tests/integrations/vllm/test_in_vllm.py has preemption). In each further
-round the systems take turns. Over n-gram: ratios of tokens a second, paired by round. τ: 1 + accepted tokens a draft, beside
-that of foredraft's own engine with the same drafter and number of tokens. A call of the proposer: with eight texts, median.
+Needs the environment that `python -m benchmarks.peers.compare --setup vllm` makes. The embedded target runs in float32, in which vLLM's
+rows depend little on their batch, and continues code and beginnings of stories greedily, eight texts at once. In a first round other
+requests run and are cancelled at the same time; its texts are compared but not timed (tests/integrations/vllm/test_in_vllm.py covers
+preemption). In each further round the systems take turns. Over n-gram: ratios of tokens per second, paired by round. τ: 1 + accepted
+tokens per draft, also shown for foredraft's own engine with the same drafter and γ. A call: one call of the proposer with eight texts,
+median.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SYSTEMS = {
     "plug-in, suffix, auto": "suffix-auto",
     "plug-in, suffix + ngram, auto": "suffix-ngram-auto",
 }
-"""And the mode of the worker."""
+"""Name of the system -> mode of the worker."""
 
 
 def worker_of(mode: str) -> Worker:
@@ -47,7 +48,7 @@ def worker_of(mode: str) -> Worker:
 
 
 def prompts_of(count: int) -> list[list[int]]:
-    """Beginnings of stories and of this project's own modules, in turn."""
+    """Beginnings of stories and of this project's own modules, alternately."""
     tokenizer = load_tokenizer(EMBEDDED / "target", LoadOptions())
     names = ("girl", "boy", "dog", "cat", "bird", "fish", "tree", "star", "bear", "frog")
     places = ("in the park", "by the sea", "at home", "in a big forest", "on a farm")
@@ -59,7 +60,7 @@ def prompts_of(count: int) -> list[list[int]]:
 
 
 def own_tau(prompts: list[list[int]], max_tokens: int) -> float:
-    """Of foredraft's own engine with suffix."""
+    """τ of foredraft's own engine with suffix."""
     llm = LLM(EMBEDDED / "target", method="suffix", speculative_tokens=GAMMA, dtype="float32", max_num_seqs=BATCH)
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))
     tau = sum((output.metrics.stats for output in outputs), SpeculationStats()).mean_acceptance_length
@@ -68,7 +69,7 @@ def own_tau(prompts: list[list[int]], max_tokens: int) -> float:
 
 
 def run_rounds(prompts: list[list[int]], max_tokens: int, num_rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """The answers of each system: one with cancelled requests beside the texts, and one for each round."""
+    """The answers of each system: the first beside cancelled requests, then one for each round."""
     workers = {name: worker_of(mode) for name, mode in SYSTEMS.items()}
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     for mode in ("cancelled", *["plain"] * num_rounds):

@@ -1,1 +1,1 @@
-"""One process per program under test: each keeps its models loaded and answers requests on standard input."""
+"""One process per compared program: it keeps its models loaded and answers requests on standard input."""

@@ -1,10 +1,10 @@
-"""The checkpoints that every program gets, in bfloat16 and Hugging Face format. Needs torch.
+"""The checkpoints from which all programs get their models, in bfloat16 and Hugging Face format. Needs torch.
 
     python -m benchmarks.peers.workers.checkpoint NAME FOLDER     writes FOLDER/target, and FOLDER/draft if there is one
 
 * embedded: the embedded target widened until it costs what 0.4 billion parameters cost, and the embedded draft.
-* smollm2: SmolLM2-135M-Instruct, dequantised from the file that `make models` fetches (four bits, so it is not quite the
-  model as it was published).
+* smollm2: SmolLM2-135M-Instruct, dequantised from the file that `make models` fetches (four bits, so it differs a little
+  from the published model).
 * smollm2-wide: the same, widened to about 1.8 billion parameters.
 """
 
@@ -31,7 +31,7 @@ _SPECK = 1e-6
 
 
 def build(name: str, folder: Path) -> None:
-    """A checkpoint is complete or absent. Raises ValueError if the real model it is made from was not fetched."""
+    """Build a checkpoint. It is complete or absent. Raises ValueError if the real model that it is made from was not fetched."""
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / "target.new"
     shutil.rmtree(new, ignore_errors=True)
@@ -73,11 +73,11 @@ def _widen(small: Path, big: Path, size: tuple[str, ...]) -> None:
 
 
 def tell_apart(file: Path) -> None:
-    """Make every all-zero matrix a different one.
+    """Make all all-zero matrices different from each other.
 
-    The widened model's idle layers write zeros back. OpenVINO's converter keeps equal constants once, and would read a
-    fifth fewer weights per pass than the others: so each gets one entry of its own, in the last row, which is padding
-    that no real layer reads. The residual stream changes by about 1e-6 there, the logits by about 1e-8.
+    The widened model's idle layers write zeros back. OpenVINO's converter stores equal constants only once, and would read a
+    fifth fewer weights per pass than the other programs. So each gets one nonzero entry at its own place in the last row,
+    which is padding that no real layer reads. It changes the residual stream there by about 1e-6, the logits by about 1e-8.
     """
     weights = load_file(file)
     blank = [weight for weight in weights.values() if weight.ndim == 2 and not weight.any()]

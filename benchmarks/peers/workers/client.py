@@ -1,4 +1,4 @@
-"""The runner's side of a worker: start it, ask it, see that it rests, end it. Standard library only."""
+"""The runner's side of a worker: start it, send it jobs, measure its load, end it. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _THREAD_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")
 
 
 class WorkerError(RuntimeError):
-    """A worker could not start or could not do as asked: one line, without a path of this machine."""
+    """A worker could not start or could not do a job. The message is one line, without paths of this machine."""
 
 
 class Worker:
-    """One process. It and what it starts are a process group of their own."""
+    """One worker process. It and its children form a process group."""
 
     def __init__(self, module: str, environment: str, settings: Settings) -> None:
         _LOGS.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ class Worker:
             raise
 
     def ask(self, job: Job) -> dict[str, Any]:
-        """-> seconds, ids, stats. Raises WorkerError."""
+        """Run a job. -> seconds, ids, stats. Raises WorkerError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(asdict(job)) + "\n")
@@ -66,12 +66,12 @@ class Worker:
         return answer
 
     def processor_seconds(self) -> float:
-        """Used so far, by the whole group."""
+        """Processor time used so far by the process group."""
         ticks = sum(int(fields[11]) + int(fields[12]) for _, fields in self._group())
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def resident_bytes(self) -> int:
-        """Of the whole group, with its part of what it shares with others."""
+        """Resident memory of the process group; pages shared with other processes count in proportion."""
         total = 0
         for process, _ in self._group():
             for line in (process / "smaps_rollup").read_text().splitlines():
@@ -80,11 +80,11 @@ class Worker:
         return total
 
     def _group(self) -> Iterator[tuple[Path, list[str]]]:
-        """Its processes' folders in /proc and what `stat` says behind the name, from the state on."""
+        """The /proc folders of the group's processes, with the fields of their `stat` that follow the name, beginning with the state."""
         for file in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = file.read_text().rpartition(")")[2].split()
-            except OSError:  # it has just ended
+            except OSError:  # the process has just ended
                 continue
             if int(fields[2]) == self._process.pid:
                 yield file.parent, fields
@@ -107,7 +107,7 @@ def _variables(environment: str, threads: int) -> dict[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_THREAD_VARIABLES)}
     ours |= {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     if environment == "vllm":
-        # as its manual asks; what it compiles is kept for the next start
+        # as vLLM's manual asks; compiled code is kept for the next start
         ours["LD_PRELOAD"] = str(ENVIRONMENTS / environment / "lib" / "libiomp5.so")
         ours["VLLM_CACHE_ROOT"] = str(MODELS / "vllm-cache")
     return ours

@@ -1,10 +1,10 @@
-"""A Llama model in a GGUF file as a bfloat16 checkpoint in Hugging Face format: the common ground from which every program
-makes its own precisions. Needs torch, transformers and gguf.
+"""Convert a Llama model in a GGUF file to a bfloat16 checkpoint in Hugging Face format, from which every program makes its own
+precisions. Needs torch, transformers and gguf.
 
     python -m benchmarks.peers.workers.dequantise FILE.gguf FOLDER
 
-The configuration and the tokenizer are `transformers`' reading of the file (`gguf_file=`); the weights are decoded by the
-`gguf` package and rounded to bfloat16.
+`transformers` reads the configuration and the tokenizer from the file (`gguf_file=`); the `gguf` package decodes the weights,
+which are rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.peers.workers.gguf_names import HEADS, PERMUTED, checkpoint_name
 
 
 def dequantise(file: Path, folder: Path) -> None:
-    """Raises ValueError for a file that holds another architecture than Llama."""
+    """Raises ValueError for a file with an architecture other than Llama."""
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     if config.model_type != "llama":
         raise ValueError(f"{file.name} holds a model of type {config.model_type}; only llama can be dequantised here")
@@ -45,7 +45,7 @@ def _weights(file: Path, config: LlamaConfig) -> Iterator[tuple[str, Tensor]]:
 
 
 def deinterleave(weight: Tensor, heads: int) -> Tensor:
-    """llama.cpp's order of a head's rows (2i, 2i + 1 are rotated together) to transformers' (i, i + half). [rows, cols]"""
+    """Reorder the rows of heads from llama.cpp's order (it rotates 2i with 2i + 1) to transformers' (i with i + half). [rows, cols]"""
     rows, cols = weight.shape
     return weight.view(heads, rows // heads // 2, 2, cols).transpose(1, 2).reshape(rows, cols)
 

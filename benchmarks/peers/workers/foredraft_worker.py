@@ -1,5 +1,6 @@
-"""foredraft: an engine for plain decoding (γ = 0) and the drafters without a model, one more per method with a model, and one
-for "auto": the drafter and the number of draft tokens that a user gets who asks for none, learned while it is measured."""
+"""foredraft: one engine for plain decoding (γ = 0) and the model-free drafters, one more for each method with a model, and
+one for "auto", which uses foredraft's default drafter and number of draft tokens and learns while it is measured.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from foredraft.engine.stats import SpeculationStats
 from foredraft.text.outputs import RequestOutput
 
 _QUANTIZATIONS = {"bf16": None, "int8": "int8", "int4": "int4"}
-"""What a precision is made of from the checkpoint. Any other is a GGUF file, the one that llama.cpp reads."""
+"""Precision -> quantization of the checkpoint. Any other precision is the GGUF file that llama.cpp reads."""
 _GIB = 1 << 30
 
 
 class _Lookups:
-    """The drafters that need no model of their own, in one engine: whichever is chosen drafts. Saves memory."""
+    """The model-free drafters in one engine, to save memory: the one in `chosen` drafts."""
 
     def __init__(self) -> None:
         self.known: dict[str, Drafter] = {"suffix": SuffixDrafter(), "ngram": NgramDrafter()}

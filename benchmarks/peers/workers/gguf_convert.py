@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.workers.gguf_convert CHECKPOINT FILE.gguf bf16|q8_0
 
-Norms are float32, as in llama.cpp's own converter. The end-of-sequence id in the file is that of a special token which no
-text has: llama.cpp ignores an end by forbidding it, and the other programs let the model write it.
+Norms are float32, as in llama.cpp's own converter. The end-of-sequence id in the file is that of a special token that
+occurs in no text: llama.cpp ignores the end by forbidding its token, while the other programs let the model write it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
-    """Byte-level BPE with single digits, which llama.cpp knows as SmolLM's."""
+    """Byte-level BPE with single digits, which llama.cpp calls "smollm" after SmolLM's tokenizer."""
     special = {token["id"] for token in tokenizer["added_tokens"]}
     ordered = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
     writer.add_tokenizer_model("gpt2")
@@ -76,12 +76,12 @@ def unwritten_token(special: set[int], config: dict[str, Any]) -> int:
 
 
 def _harmless(text: str, index: int, is_special: bool) -> str:
-    """llama.cpp takes some texts for ends whatever the file says, so special tokens go by their number."""
+    """llama.cpp treats some token texts as ends whatever the file says, so special tokens are named by their id."""
     return f"<special {index}>" if is_special else text
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and bfloat16 weights as uint16: numpy has no such type."""
+    """Names and bfloat16 weights as uint16, since numpy has no bfloat16."""
     data = np.memmap(file, mode="r", dtype=np.uint8)
     length = int.from_bytes(data[:8].tobytes(), "little")
     for name, entry in json.loads(data[8 : 8 + length].tobytes()).items():
@@ -110,7 +110,7 @@ def _float32(weight: np.ndarray) -> np.ndarray:
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp rotates neighbouring rows of a head (2i, 2i + 1), transformers rows i and i + half. [rows, cols]"""
+    """Reorder the rows of heads for llama.cpp, which rotates 2i with 2i + 1; transformers rotates i with i + half. [rows, cols]"""
     rows, cols = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, cols).swapaxes(1, 2).reshape(rows, cols)
 

@@ -1,4 +1,4 @@
-"""Names of a Llama model's tensors, in a GGUF file and in a Hugging Face checkpoint. Standard library only."""
+"""Names of a Llama model's tensors in a GGUF file and in a Hugging Face checkpoint. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOP = {
     "lm_head.weight": "output.weight",
 }
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-"""Matrices whose rows have another order in the file, and the configuration's name for their number of heads."""
+"""Matrices whose rows have another order in the GGUF file -> the configuration's name for their number of heads."""
 PERMUTED = tuple(f"{name}.weight" for name in HEADS)
 
 

@@ -1,5 +1,4 @@
-"""A GGUF file at fewer bits, by llama.cpp's own quantiser, with the mixture of types that is its default. Needs cyllama and
-gguf.
+"""Quantise a GGUF file with llama.cpp's own quantiser, in its default mixture of types. Needs cyllama and gguf.
 
     python -m benchmarks.peers.workers.gguf_quantise EXACT.gguf FILE.gguf q4_0|q4_1|q4_k_m
 """

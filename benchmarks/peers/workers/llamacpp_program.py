@@ -1,4 +1,4 @@
-"""llama.cpp's server as a program that the set-up compiled for this processor: where the wheel would not use all of it."""
+"""llama.cpp's server as a program compiled for this processor, used if the wheel would not use all of its instructions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _START_SECONDS = 120
 
 
 def start(settings: Settings, files: tuple[Path, Path]) -> str:
-    """-> its address. files: the target's and the draft's. Raises ValueError for a mode that it does not have."""
+    """-> the server's address. files: the target's and the draft model's. Raises ValueError for a mode that llama.cpp lacks."""
     port = _free_port()
     server = subprocess.Popen([PROGRAM, *_arguments(settings, files, port)], stdout=sys.stderr, stderr=sys.stderr)
     atexit.register(_stop, server)

@@ -11,18 +11,18 @@ from benchmarks.peers.workers.protocol import Settings
 
 _TYPES = xllamacpp.common_speculative_type
 _servers: list[Any] = []
-"""They end with the process."""
+"""Keeps the servers alive until the process ends."""
 
 
 def start(settings: Settings, files: tuple[Path, Path]) -> str:
-    """-> its address. files: the target's and the draft's. Raises ValueError for a mode that it does not have."""
+    """-> the server's address. files: the target's and the draft model's. Raises ValueError for a mode that llama.cpp lacks."""
     server = xllamacpp.Server(_parameters(settings, files))
     _servers.append(server)
     return str(server.listening_address)
 
 
 def facts() -> dict[str, str]:
-    """The instructions it was compiled for come with its version: they have to be those of the processor."""
+    """Includes the instructions that the wheel was compiled for, which have to be those of the processor."""
     instructions = xllamacpp.get_system_info().strip(" |\n").replace(" | ", ", ")
     return {"llama.cpp": f"wheel of xllamacpp {xllamacpp.__version__}", "instructions": instructions}
 

@@ -1,7 +1,7 @@
-"""llama.cpp: its own server, one per mode and γ, asked over HTTP with token ids.
+"""llama.cpp: its own server, one per mode and γ, which gets token ids over HTTP.
 
-Prompt caching is off. Fixed when a server starts: the drafter and γ. A batch is as many requests at once as slots. Its
-n-grams have three tokens: the default, 12, hardly ever comes twice in a text this short.
+Prompt caching is off. A server's drafter and γ are fixed when it starts. A batch is sent as concurrent requests, one per slot.
+The n-gram drafter matches three tokens: the default of 12 hardly ever occurs twice in texts this short.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
 
 
 def _server() -> Any:
-    """The compiled program where there is one, else the wheel's server."""
+    """The compiled program if there is one, otherwise the wheel's server."""
     if llamacpp_program.PROGRAM.exists():
         return llamacpp_program
     from benchmarks.peers.workers import llamacpp_wheel

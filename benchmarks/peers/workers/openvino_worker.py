@@ -1,6 +1,6 @@
 """OpenVINO GenAI: one pipeline each for plain decoding, for a draft model and for prompt lookup, on the CPU plugin.
 
-Its own defaults hold for the inference precision and the cache's; both are reported. γ is a request's parameter.
+The precisions of inference and of the KV cache are OpenVINO's defaults; both are reported. γ is set per request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
 
 
 def _facts(folder: Path, settings: Settings) -> dict[str, str]:
-    """Read from the smallest model, compiled for that alone."""
+    """Read from the smallest model, which is compiled only for this."""
     core = openvino.Core()
     smallest = next(folder / name for name in ("draft", "target") if (folder / name).exists())
     compiled = core.compile_model(smallest / "openvino_model.xml", "CPU", _properties(settings))
@@ -48,7 +48,7 @@ def _properties(settings: Settings) -> dict[str, Any]:
 def _pipeline(folder: Path, mode: str, settings: Settings) -> Any:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = settings.cache_gib
-    # as in its pipeline without a scheduler: a prompt is read at once
+    # a prompt is read at once, as in the pipeline without a scheduler
     scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, settings.batch * settings.context)
     scheduler.enable_prefix_caching = False
     scheduler.max_num_seqs = max(settings.batch, 1)
@@ -60,7 +60,7 @@ def _pipeline(folder: Path, mode: str, settings: Settings) -> Any:
         more["prompt_lookup"] = True
     elif mode != "plain":
         raise ValueError(f"no mode {mode}")
-    # a pipeline with a scheduler is the one with continuous batching
+    # given a scheduler, the pipeline uses continuous batching
     return genai.LLMPipeline(folder / "target", "CPU", scheduler_config=scheduler, **properties, **more)
 
 
@@ -71,7 +71,7 @@ def _write(pipeline: Any, job: Job) -> tuple[Ids, Count]:
 
 
 def _counts(result: Any) -> Counts:
-    """Passes are of the whole batch. Draft tokens are counted by the pipeline with a draft model alone."""
+    """Passes are counted for the whole batch. Only the pipeline with a draft model counts draft tokens."""
     passes = len(result.perf_metrics.raw_metrics.m_batch_sizes) if len(result.tokens) == 1 else None
     metrics = getattr(result, "extended_perf_metrics", None)
     if metrics is None:
@@ -80,7 +80,7 @@ def _counts(result: Any) -> Counts:
 
 
 def _inputs(prompts: Ids) -> Any:
-    """Left-padded; the mask says what belongs to a prompt."""
+    """Left-padded; the mask is 1 for tokens of the prompt."""
     longest = max(map(len, prompts))
     ids = np.array([[0] * (longest - len(prompt)) + prompt for prompt in prompts], dtype=np.int64)
     mask = np.array([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], dtype=np.int64)

@@ -1,7 +1,7 @@
-"""What the runner and its workers say to each other: JSON lines on standard input and output. Standard library only.
+"""The protocol between the runner and its workers: JSON lines on standard input and output. Standard library only.
 
-A worker first writes {"ready": versions and settings} or {"error": why not}. Then, for each request line, it writes
-{"seconds", "ids", "stats"} or {"error"}. What libraries print goes to standard error.
+A worker first writes {"ready": versions and settings} or {"error": reason}. Then, for each request line, it writes
+{"seconds", "ids", "stats"} or {"error"}. The output of libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Ids = list[list[int]]
 
 @dataclass(frozen=True)
 class Settings:
-    """One worker's command line. mode and gamma: only for programs that fix both when they start.
+    """A worker's command line. mode and gamma: only for programs that fix both when they start.
 
-    context: the most tokens of a prompt and its text. cache_gib: for keys and values.
+    context: the most tokens of a prompt and its completion. cache_gib: for keys and values.
     """
 
     models: Path
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Counts:
-    """What speculation did, summed over the prompts; None where the program does not say.
+    """Speculation statistics, summed over the prompts; None if the program does not report them.
 
     passes: verified rows with or without a draft. spec_steps: those with one. drafted, accepted: draft tokens.
     """
@@ -63,9 +63,9 @@ class Counts:
 
 Count = Callable[[], Counts]
 Run = Callable[[Job], tuple[Ids, Count]]
-"""Writes max_tokens after every prompt, end of sequence ignored. Its time is what counts; that of Count is not."""
+"""Writes max_tokens after every prompt, ignoring the end of sequence. It is timed; Count is not."""
 Load = Callable[[Settings], tuple[dict[str, str], Callable[[Job], Run]]]
-"""-> (versions and settings worth reporting, what finds or loads the pipeline of a job's mode)."""
+"""-> (versions and settings to report, a function that finds or loads the pipeline of a job's mode)."""
 
 
 def settings_from_command_line() -> Settings:
@@ -82,7 +82,7 @@ def settings_from_command_line() -> Settings:
 
 
 def serve(load: Load) -> None:
-    """Answer until standard input ends."""
+    """Answer requests until standard input ends."""
     answers = _take_over_stdout()
     try:
         facts, pipeline = load(settings_from_command_line())
@@ -107,7 +107,7 @@ def _answer(pipeline: Callable[[Job], Run], job: Job) -> dict[str, Any]:
 
 
 def _take_over_stdout() -> TextIO:
-    """The real standard output; from now on everybody else's prints go to standard error."""
+    """The real standard output; afterwards everything else that prints goes to standard error."""
     sys.stdout.flush()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

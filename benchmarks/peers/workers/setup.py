@@ -1,7 +1,7 @@
-"""The peers' environments and converted models, in folders that git ignores. Standard library only.
+"""The environments and converted models of the other programs, in folders that git ignores. Standard library only.
 
-Versions are those that were tried together. Where torch has a build for CPUs alone, pip must be able to find it:
-vLLM's CPU build asks for torch +cpu, which PyPI does not have.
+The pinned versions were tested together. pip must be able to find the CPU builds of torch if there are any: vLLM's CPU build
+requires torch +cpu, which PyPI does not have.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from benchmarks.common.paths import BENCHMARKS, ROOT
 ENVIRONMENTS = BENCHMARKS / ".envs"
 
 _TORCH = "torch==2.13.0"
-# what PyPI has of these is built for CUDA and breaks importing transformers beside a torch for CPUs; none is needed
+# PyPI's builds of these are for CUDA and break the import of transformers with a CPU build of torch; none is needed
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-# what ray.serve.llm imports; Ray's extra "llm" would bring a vLLM for GPUs
+# imported by ray.serve.llm; Ray's extra "llm" would install a vLLM for GPUs
 _RAY_LLM = ("ray[serve]==2.60.0", "pyarrow==26.0.1", "pandas==3.1.1", "jsonref==1.1.0", "async-timeout==5.0.1")
-# what the proxy before vLLM imports beside BentoML itself
+# BentoML, and what the proxy in front of vLLM imports besides
 _BENTOML = ("bentoml==1.4.40", "fastapi==0.165.0", "httpx==0.28.1")
 _OPENVINO = ("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
-# xllamacpp has llama.cpp's server, cyllama its quantiser; both wheels stop at AVX2
+# xllamacpp has llama.cpp's server, cyllama its quantiser; both wheels use at most AVX2
 _LLAMA_WHEELS = ("xllamacpp==2026.10.11549", "cyllama==0.2.18")
 _BEYOND_WHEELS = frozenset({"avx512f", "avx_vnni", "amx_int8"})
 _LLAMA_SOURCE = "llama-cpp-python==0.3.36"
@@ -49,19 +49,19 @@ _LLAMA_OPTIONS = (
 
 
 def python_of(environment: str) -> Path:
-    """Its interpreter; "" is the one that runs now."""
+    """The interpreter of an environment; "" is the current one."""
     return Path(sys.executable) if not environment else ENVIRONMENTS / environment / "bin" / "python"
 
 
 def missing(environment: str) -> str | None:
-    """Why it cannot be used, or None."""
+    """Why an environment cannot be used, or None."""
     if environment and not (ENVIRONMENTS / environment / ".ready").exists():
         return f"not set up: python -m benchmarks.peers.compare --setup {environment}"
     return None
 
 
 def set_up(environment: str, folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
-    """The program, and the checkpoints of `folder` in its own form at these precisions."""
+    """Install a program, and convert the checkpoints in `folder` to its format at these precisions."""
     start = time.monotonic()
     ready = ENVIRONMENTS / environment / ".ready"
     ready.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def _run(*command: str | Path) -> None:
 
 
 def _environment(name: str, *packages: str) -> Path:
-    """-> its bin folder"""
+    """Create or update a virtual environment. -> its bin folder"""
     folder = ENVIRONMENTS / name
     if not folder.exists():
         _run(sys.executable, "-m", "venv", folder)
@@ -92,7 +92,7 @@ def _environment(name: str, *packages: str) -> Path:
 
 
 def _transformers(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
-    """A dependency of foredraft's: it runs in this environment."""
+    """Nothing to install: foredraft depends on it, so it runs in this environment."""
 
 
 def _vllm(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ def _vllm(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> Non
 
 
 def _bentoml(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
-    """It starts the vLLM of another environment."""
+    """Uses the vLLM of another environment."""
     _environment("bentoml", *_BENTOML)
 
 
@@ -115,8 +115,9 @@ def _openvino(folder: Path, models: Sequence[str], precisions: Sequence[str]) ->
 
 
 def openvino_options(precision: str, config: dict[str, Any]) -> list[str]:
-    """Four bits: symmetric, in groups of 128 inputs, or of 64 where 128 do not divide them; the embedding and the head in
-    eight bits, which is the exporter's default."""
+    """Four bits: symmetric, in groups of 128 inputs, or of 64 if 128 does not divide them; the embedding and the lm_head are in
+    eight bits, the exporter's default.
+    """
     options = ["--task", "text-generation-with-past", "--weight-format", precision]
     if precision == "int4":
         fits = all(config[size] % 128 == 0 for size in ("hidden_size", "intermediate_size"))
@@ -125,8 +126,9 @@ def openvino_options(precision: str, config: dict[str, Any]) -> list[str]:
 
 
 def _llamacpp(folder: Path, models: Sequence[str], precisions: Sequence[str]) -> None:
-    """Its server, from a wheel or, where that would leave instructions of this processor unused, compiled here; converted
-    models."""
+    """The server, from a wheel, or compiled here if the wheel would leave instructions of this processor unused; and the
+    converted models.
+    """
     commands = _environment("llamacpp", "gguf==0.19.0", *_LLAMA_WHEELS)
     if not wheel_is_enough(processor_instructions()) and not (commands / "llama-server").exists():
         _build_server(commands.parent, commands)
@@ -136,18 +138,18 @@ def _llamacpp(folder: Path, models: Sequence[str], precisions: Sequence[str]) ->
 
 
 def processor_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """Linux's names of the sets of instructions that this processor has. Elsewhere: none."""
+    """The instruction sets of this processor by their Linux names; empty on other systems."""
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     return {name for line in lines if line.startswith("flags") for name in line.partition(":")[2].split()}
 
 
 def wheel_is_enough(instructions: set[str]) -> bool:
-    """Whether the wheel has kernels for all that a processor can do, as a program compiled on it would."""
+    """Whether the wheel's kernels use all that a program compiled for this processor would use."""
     return not instructions & _BEYOND_WHEELS
 
 
 def _convert(commands: Path, folder: Path, name: str, precision: str) -> None:
-    """What `gguf` cannot write is made by llama.cpp's own quantiser, from bfloat16."""
+    """llama.cpp's quantiser makes, from bfloat16, the types that `gguf` cannot write."""
     file, exact = folder / f"{name}-{precision}.gguf", folder / f"{name}-bf16.gguf"
     python = (commands / "python", "-m")
     if precision in ("bf16", "q8_0"):
@@ -157,7 +159,7 @@ def _convert(commands: Path, folder: Path, name: str, precision: str) -> None:
 
 
 def _build_server(folder: Path, commands: Path) -> None:
-    """About an hour on two cores."""
+    """Takes about an hour on two cores."""
     source, build = folder / "source", folder / "build"
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()

@@ -1,6 +1,6 @@
 """transformers: generate, assisted generation and prompt lookup on one loaded target.
 
-End-of-sequence ids are taken out of the configuration, so that generation neither stops at one nor avoids it.
+End-of-sequence ids are removed from the configuration, so that generation neither stops at one nor avoids it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
             raise ValueError("assisted generation takes one prompt at a time")
         passes.count = 0
         ids = _generate(target, draft, job)
-        # the prompt's own pass writes a token too, with a draft behind it as all others
+        # the prompt's pass also writes a token and verifies a draft, like all others
         written = sum(map(len, ids))
         counts = Counts() if job.mode == "plain" else Counts(passes.count, None, None, written - passes.count)
         return ids, lambda: counts
@@ -48,7 +48,7 @@ def _model(path: Path) -> Any:
 
 
 class _PassCounter:
-    """How many passes a model made."""
+    """Counts the passes of a model."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.count = 0
@@ -75,7 +75,7 @@ def _law(job: Job) -> dict[str, Any]:
 
 
 def _drafts(draft: Any, job: Job) -> dict[str, Any]:
-    """γ tokens each time: neither the schedule nor the confidence threshold of the library may change it."""
+    """γ tokens at every step: the library's schedule and confidence threshold must not change that."""
     if job.mode == "draft_model":
         draft.generation_config.num_assistant_tokens = job.gamma
         draft.generation_config.num_assistant_tokens_schedule = "constant"

@@ -1,5 +1,7 @@
-"""vLLM's CPU build in float32 with foredraft's proposer, its own n-gram or no drafts, by the worker's mode, in this process: so a call
-of the proposer can be timed. A job in the mode "cancelled" has requests beside it that are given up."""
+"""vLLM's CPU build in float32 with foredraft's proposer, its own n-gram or no drafts, depending on the worker's mode. It runs in this
+process, so that calls of the proposer can be timed. In a job with the mode "cancelled", other requests run beside the texts and are
+aborted.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def plugin(method: str | list[str], tokens: int | str, most: int) -> dict[str, A
 
 
 def options_of(mode: str, gamma: int) -> dict[str, Any]:
-    """gamma: of a fixed number of draft tokens."""
+    """gamma: the number of draft tokens where it is fixed."""
     ngram = {"method": "ngram", "num_speculative_tokens": gamma, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     return {
         "plain": {},
@@ -38,13 +40,13 @@ def options_of(mode: str, gamma: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PluginCounts(Counts):
-    """call_ms: of a call of the proposer with as many texts as run at once, the median; None where there was none."""
+    """call_ms: the median time of a call of the proposer with a full batch of texts; None if there was no such call."""
 
     call_ms: float | None = None
 
 
 class TimedCalls:
-    """Of foredraft's proposer, with so many texts. milliseconds: of each call."""
+    """Times the calls of foredraft's proposer that have exactly `batch` texts."""
 
     def __init__(self, batch: int) -> None:
         from foredraft.integrations.vllm import Proposer
@@ -62,7 +64,7 @@ class TimedCalls:
         Proposer.propose = timed  # type: ignore[method-assign]
 
     def median(self) -> float | None:
-        """Since the last time."""
+        """Median over the calls since the last time."""
         found, self.milliseconds = self.milliseconds, []
         return statistics.median(found) if found else None
 
@@ -98,7 +100,7 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
 
 
 def texts_of(engine: Any, params: Any, prompts: Ids, cancelled: Ids) -> Ids:
-    """cancelled: prompts among the others, which are aborted one after another while those are written."""
+    """cancelled: prompts of additional requests, which are aborted one after another while the texts are written."""
     asked = {f"text {i}": ids for i, ids in enumerate(prompts)} | {
         f"cancelled {i}": ids for i, ids in enumerate(cancelled)
     }

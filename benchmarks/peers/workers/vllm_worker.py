@@ -1,4 +1,4 @@
-"""vLLM's CPU build: one engine per mode and γ, in this process, so that no message passing is in its times."""
+"""vLLM's CPU build: one engine per mode and γ, in this process, so that its times include no message passing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNTERS = {
 
 
 class Counters:
-    """The engine's counters since the last look."""
+    """The engine's counters, as differences since the last reading."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -26,7 +26,7 @@ class Counters:
         return {ours: int(values.get(theirs, 0)) for ours, theirs in _COUNTERS.items()}
 
     def since_last(self) -> Counts:
-        """Accepted tokens that max_tokens cut off are in it, so the passes cannot be told from it."""
+        """Accepted tokens that max_tokens cut off are included, so the number of passes cannot be derived."""
         now = self._read()
         new = {name: now[name] - self._last[name] for name in now}
         self._last = now
@@ -94,7 +94,7 @@ def _params(job: Job) -> Any:
 
 
 def set_variables(settings: Settings) -> None:
-    """Before vLLM is imported."""
+    """Must be called before vLLM is imported."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE=str(settings.cache_gib),
