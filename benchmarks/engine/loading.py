@@ -1,14 +1,14 @@
-"""How long a checkpoint takes to load, and how much memory at most.
+"""How long a checkpoint takes to load, and its peak memory.
 
     python -m benchmarks.engine.loading MODEL.gguf DIRECTORY ... [--quantization int8 int4] [--rounds 3] [--out FILE.json]
 
-Each load runs in a process of its own, which has loaded the embedded target before: the interpreter, PyTorch, transformers
-and the compiled kernels are there already and do not count. The peak is the kernel's own (VmHWM), above what was resident
-when the load began; pages of mapped files count. The tokenizer is loaded first, and counted by itself. Files are in the page
-cache from the second round on. Medians over the rounds. Linux only.
+Each load runs in its own process, which has loaded the embedded target before, so the interpreter, PyTorch, transformers
+and the compiled kernels are already loaded and do not count. The peak is the kernel's own figure (VmHWM), less what was
+resident when the load began; pages of mapped files count. The tokenizer is loaded first and measured separately. Files are
+in the page cache from the second round on. Medians over the rounds. Linux only.
 
-The peak includes the cache of the sequences that the model is tried on. Weights of five and six bits are packed in eight:
-there the packed weights are the floor, and not the file.
+The peak includes the cache of the sequences on which the model is tried. Weights of five and six bits are packed in eight:
+for them the packed weights are the floor, not the file.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _RESET_PEAK = "5"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """file_bytes: of the weights' files. peak_bytes: of loading the model, above the tokenizer. resident_bytes: of the loaded model.
-    weight_bytes: of its weights, as they were packed."""
+    """file_bytes: of the weights' files. peak_bytes: while loading the model, above the tokenizer. resident_bytes: of the loaded model.
+    weight_bytes: of its packed weights.
+    """
 
     file_bytes: int
     tokenizer_seconds: float
@@ -56,7 +57,7 @@ def measured(model: Path, quantization: str | None = None) -> Load:
 
 
 def load_once(model: Path, quantization: str | None) -> Load:
-    """In this process, which must not have loaded anything else before."""
+    """Load in this process, which must not have loaded anything else before."""
     from foredraft import LLM
     from foredraft.errors import ModelError
     from foredraft.model import EMBEDDED, LoadOptions, load_tokenizer
@@ -68,7 +69,7 @@ def load_once(model: Path, quantization: str | None) -> Load:
     try:
         tokenizer = load_tokenizer(model, LoadOptions())
     except ModelError:
-        tokenizer = None  # a checkpoint without one
+        tokenizer = None  # the checkpoint has none
     tokenizer_seconds = time.perf_counter() - began
     with_tokenizer = _settled()
     _CLEAR.write_text(_RESET_PEAK)
@@ -89,7 +90,7 @@ def load_once(model: Path, quantization: str | None) -> Load:
 
 
 def _settled() -> int:
-    """Bytes resident, without garbage."""
+    """Resident bytes, after freeing unused memory."""
     from foredraft.model.pages import give_back
 
     gc.collect()
@@ -98,7 +99,7 @@ def _settled() -> int:
 
 
 def _status(name: str) -> int:
-    """Bytes."""
+    """A value of /proc/self/status, in bytes."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
 
@@ -130,7 +131,7 @@ def _table(loads: dict[str, Load]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path, help="GGUF files, and directories with safetensors files")
-    parser.add_argument("--quantization", nargs="+", help="round the directories so too, beside their own precision")
+    parser.add_argument("--quantization", nargs="+", help="also load the directories with these, besides their own precision")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -1,10 +1,10 @@
-"""What a shared beginning is worth: time to first token with the prefix cache and without, and what sharing costs.
+"""What the prefix cache gains: time to first token with and without it, and what it costs.
 
     python -m benchmarks.engine.prefix_cache [--target DIR] [--draft DIR] [--quantization int8] [--out FILE.json]
 
-A system prompt of 1,000 tokens, and 50 requests that go on differently: one after another, where requests with and
+A system prompt of 1,000 tokens, and 50 requests that continue it differently: one after another, where requests with and
 without the cache alternate, and all at once, where whole rounds alternate. The cache is empty when a round begins, so its
-first request reads the system prompt. Both sides are one engine; texts are compared. Ratios are paired, request by request.
+first request reads the system prompt. Both sides use one engine; texts are compared. Ratios are paired by request.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def all_at_once(
 
 
 def compared(llm: LLM, answers: Iterator[dict[str, RequestOutput]]) -> dict[str, Any]:
-    """Times in milliseconds."""
+    """Figures of both sides; times are in milliseconds."""
     before = llm.engine.prefix_stats + PrefixStats(), llm.engine.draft_prefix_stats
     pairs = list(answers)
     after = llm.engine.prefix_stats, llm.engine.draft_prefix_stats
@@ -86,7 +86,7 @@ def compared(llm: LLM, answers: Iterator[dict[str, RequestOutput]]) -> dict[str,
 
 
 def copy_ms(engine: Engine, prompt: list[int]) -> float:
-    """To begin a sequence with 1,000 tokens of one that was retained."""
+    """Milliseconds to begin a sequence with 1,000 tokens of a retained one."""
     times = []
     for seq_id in range(1_000_000, 1_000_015):
         began = time.perf_counter()
@@ -98,7 +98,7 @@ def copy_ms(engine: Engine, prompt: list[int]) -> float:
 
 
 def search_us(num_texts: int) -> dict[str, float]:
-    """To find the longest match among so many retained texts, and to retain one more; no keys and values in them."""
+    """Microseconds to find the longest match among num_texts retained texts, and to retain one more; they have no keys and values."""
     cache = KVCache(MemoryPool(1 << 40), 1, max_len=2048)
     shared = list(range(1000))
     for seq_id in range(num_texts):
@@ -112,7 +112,7 @@ def search_us(num_texts: int) -> dict[str, float]:
 
 
 def timed(call: Callable[[], object], repeats: int = 50) -> float:
-    """Microseconds."""
+    """Median in microseconds."""
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -126,11 +126,11 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
     parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft")
     parser.add_argument("--quantization", choices=["int8"])
-    parser.add_argument("--system", type=int, default=1000, help="tokens of the system prompt")
-    parser.add_argument("--count", type=int, default=50, help="requests")
-    parser.add_argument("--rounds", type=int, default=3, help="of all requests at once")
+    parser.add_argument("--system", type=int, default=1000, help="tokens in the system prompt")
+    parser.add_argument("--count", type=int, default=50, help="number of requests")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of all requests at once")
     parser.add_argument("--max-tokens", type=int, default=16)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the others stay as --out has them")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="parts to measure; the others stay as they are in --out")
     parser.add_argument("--name", default="the embedded pair")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -138,7 +138,7 @@ def main() -> None:
     prompts = prompts_of(llm, args.system, args.count)
     common: dict[str, Any] = {"temperature": 0, "max_tokens": args.max_tokens, "ignore_eos": True}
     params = {side: SamplingParams(**common, prefix_caching=side == "on") for side in SIDES}
-    llm.generate(prompts[:1], params["off"])  # warm
+    llm.generate(prompts[:1], params["off"])  # warm up
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     result |= {
         "models": args.name,

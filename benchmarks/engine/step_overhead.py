@@ -1,11 +1,11 @@
-"""What a step costs outside the models' forward passes, and whether the text stays plain decoding's.
+"""What a step costs outside the models' forward passes, and whether texts are the same as plain decoding's.
 
     python -m benchmarks.engine.step_overhead [--target DIR] [--draft DIR] [--quantization int8] [--batch 1 8] [--gamma 2]
         [--methods none draft_model ...] [--shapes JSON ...]
 
-For every drafter, and every shape of tree of one that takes --draft: milliseconds per step, the share of it that is
-spent outside the passes of models and heads, that share in milliseconds, and tokens per second over plain decoding's, on code
-prompts, greedy. Systems alternate prompt by prompt; figures are medians over rounds.
+For every drafter, and for every tree shape of drafters that take --draft: milliseconds per step, the share spent outside
+the passes of models and heads, that share in milliseconds, and tokens per second over plain decoding's, on code prompts,
+greedy. Systems alternate prompt by prompt; figures are medians over rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from foredraft.model import EMBEDDED
 
 
 class Stopwatch:
-    """Counts the seconds inside the passes of models and heads."""
+    """Adds up the seconds spent in the passes of models and heads."""
 
     def __init__(self, models: list[object]) -> None:
         self.seconds = 0.0
@@ -70,7 +70,7 @@ class System:
     def measure(self, prompts: list[str], max_tokens: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, speculative_tokens=self.gamma)
         for prompt in self.llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0)):
-            assert prompt.finished  # warm, and the prompts' pages are there
+            assert prompt.finished  # warm up, and allocate the pages of the prompts
         requests = [self.llm.frontend.prepare(prompt, params) for prompt in prompts]
         for request in requests:
             self.llm.frontend.start(request)

@@ -1,10 +1,10 @@
-"""Structured outputs: whether every text is valid, and tokens per second against requests without a form.
+"""Structured outputs: whether every text is valid, and tokens per second against unconstrained requests.
 
     python -m benchmarks.engine.structured_output [--target DIR] [--draft DIR] [--quantization int8] [--requests 200] [--batch 8]
 
-JSON-schema requests at temperature 1, in batches, with speculation "auto" and plain (--ways). A request without a form beside each writes
-as many tokens from the same prompt. Systems alternate batch by batch; the ratio is the median over batches of the
-constrained batch's tokens per second over those of the unconstrained one that ran next to it.
+JSON-schema requests ("form") at temperature 1, in batches, with speculation "auto" and plain (--ways). After each batch, unconstrained
+requests ("free") write as many tokens from the same prompts. The ratio is the median over batches of the constrained batch's tokens per
+second over those of the unconstrained batch after it.
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=str(EMBEDDED / "target"))
     parser.add_argument("--draft", default=str(EMBEDDED / "draft"))
-    parser.add_argument("--name", default="embedded", help="how the result names the target")
+    parser.add_argument("--name", default="embedded", help="the target's name in the result")
     parser.add_argument("--quantization")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--ways", nargs="+", choices=list(GAMMAS), default=["auto", "plain"], help="draft tokens")
+    parser.add_argument("--ways", nargs="+", choices=list(GAMMAS), default=["auto", "plain"], help="draft tokens per step")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     llm = LLM(args.target, args.draft, quantization=args.quantization, seed=0)
