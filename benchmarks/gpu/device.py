@@ -1,4 +1,4 @@
-"""The device that is measured, and its clock: a GPU where there is one, else the CPU, to see that the scripts run."""
+"""The device that is measured, and its clock: a GPU if there is one, otherwise the CPU, to check that the scripts run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-DTYPE = torch.bfloat16 if HAS_GPU else torch.float32  # Triton's interpreter knows no products of bfloat16
+DTYPE = torch.bfloat16 if HAS_GPU else torch.float32  # Triton's interpreter has no bfloat16 products
 
 
 def median_ms(run: Callable[[], Any], repeats: int = 20) -> float:
-    """From an idle device to an idle one, after two runs that are not counted: what the host does is in it."""
+    """Median time of a run from an idle device to an idle device, work on the host included. Two runs before are not counted."""
     times = []
     for _ in range(repeats + 2):
         wait()

@@ -1,10 +1,11 @@
-"""What a step takes the processor beside a device that takes no time: scheduling, tables, verdicts, commits.
+"""The processor time of a step next to a device that takes no time: scheduling, tables, verification, commits.
 
     TRITON_INTERPRET=1 python -m benchmarks.gpu.host [--steps 200]
 
-A device that waits for the processor does nothing. Toy models of 32 and two layers run as on a GPU, but for the passes themselves:
-each gives the same token with certainty, so that every draft stands. What is left is ours. Microseconds a step, the median and
-the least, by sequences and draft tokens; one thread. On a CUDA device launches and copies come on top.
+While a device waits for the processor, it does nothing. Toy models of 32 and two layers run as on a GPU, except that their passes
+compute nothing: each predicts the same token with certainty, so every draft token is accepted. The remaining time is foredraft's own.
+Microseconds per step, median and minimum, by number of sequences and draft tokens; one thread. On a CUDA device, launches and copies
+add to this.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ VOCAB_SIZE, CONTEXT, TOKEN = 96, 8192, 7
 
 
 class Idle(DeviceStackBody):
-    """Its device takes no time."""
+    """A body whose passes take no time on the device."""
 
     def _compute(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
         bucket = inputs.bucket

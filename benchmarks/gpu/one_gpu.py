@@ -1,17 +1,18 @@
-"""What one GPU gives, in one call of at most eight minutes: written for a lease, run wherever there is a CUDA device.
+"""Speed and exactness on one GPU, in one call of at most eight minutes. Runs wherever there is a CUDA device.
 
     python -m benchmarks.gpu.one_gpu --out DIR --data DIR [--widen FILE] [--minutes 8] [--toys]
 
-It needs llguidance and tomli-w beside PyTorch and transformers. DIR of --data holds prompts/mbpp.jsonl; --widen is the tool that makes a small checkpoint cost as much as a big one.
+Needs llguidance and tomli-w besides PyTorch and transformers. --data: a folder with prompts/mbpp.jsonl. --widen: the tool that makes a
+small checkpoint cost as much as a large one.
 
-bandwidth: what a copy moves. decoding: a random target of Llama-3.1-8B's shape, a step by batch and by width against the
-floor (bytes of weights over bandwidth), with the library's products and with batch-invariant ones, and `transformers`
-generate beside it. speculation: the embedded pair, its target widened to about 7 B, greedy on code prompts, against its own
-plain decoding and assisted generation. invariance: how many greedy texts are the same with drafts and without. profile: the
-kernels of one step. products, attention: pieces of a step in every form that the kernels have (see pieces.py).
+bandwidth: of a copy. decoding: a random target of Llama-3.1-8B's shape, the time of a step by batch size and by rows per sequence,
+against the floor (bytes of weights over bandwidth), with the library's products and with batch-invariant ones; and `transformers`
+generate for comparison. speculation: the embedded pair, its target widened to about 7 B, greedy on code prompts, against its own
+plain decoding and assisted generation. invariance: how many greedy texts are the same with and without drafts. profile: the
+kernels of one step. products, attention: pieces of a step in every variant of the kernels (see pieces.py).
 
-A part that fails or finds no time left is named in the table; the others stand. --toys runs all of it on toys, to see
-that the script runs, without a GPU too (TRITON_INTERPRET=1). Writes gpu.json after every part, and a short table last.
+A part that fails or has no time left is named in the table; the others are unaffected. --toys runs everything on toy models, to check
+that the script runs, also without a GPU (TRITON_INTERPRET=1). Writes gpu.json after every part, and prints a short table at the end.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ GAMMA = 4
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of what is measured: the whole, or toys."""
+    """What is measured: the full size by default, or TOYS."""
 
     hidden: int = 4096
     layers: int = 32
@@ -70,7 +71,7 @@ class Size:
 
     @property
     def num_heads(self) -> int:
-        """128 wide, four to a head of keys."""
+        """Heads are 128 wide; four share one key/value head."""
         return self.hidden // 128
 
     @property
@@ -79,7 +80,7 @@ class Size:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """[n, k] of those that a layer reads, and of the head."""
+        """[n, k] of the matrices that a layer reads, and of the lm_head."""
         kv_width = 2 * self.num_kv_heads * 128
         return {
             "qkv": (self.hidden + kv_width, self.hidden),
@@ -111,7 +112,7 @@ TOYS = Size(
 
 
 class Report:
-    """What was found so far, on the disk after every part."""
+    """The results so far, saved after every part."""
 
     def __init__(self, out: Path, minutes: float) -> None:
         self.file, self.result = out / "gpu.json", dict[str, Any]()
@@ -123,7 +124,7 @@ class Report:
         return self._ends - time.monotonic()
 
     def part(self, name: str, measure: Callable[[], Any], needed: float) -> None:
-        """Run it if `needed` seconds are left, and keep what it gives, or why it gave nothing."""
+        """Run a part if `needed` seconds are left, and keep its result, or the reason why there is none."""
         if self.seconds_left < needed:
             self.result[name] = {"left_out": f"{self.seconds_left:.0f} s were left and it needs {needed:.0f}"}
         else:
@@ -168,7 +169,7 @@ def random_llama(size: Size) -> Any:
 
 
 def bytes_read(model: Any) -> int:
-    """By a step of few rows: every matrix but the embedding."""
+    """Read by a step of few rows: every matrix except the embedding."""
     looked_up = model.get_input_embeddings().weight.numel()
     return 2 * (sum(parameter.numel() for parameter in model.parameters()) - looked_up)
 
@@ -204,7 +205,7 @@ def ours(size: Size, *, is_batch_invariant: bool) -> LanguageModel:
 
 
 def generate_ms(hf: Any, size: Size) -> float:
-    """A token of `transformers` generate, eager, greedy, batch 1, behind a prompt of 256."""
+    """Milliseconds per token of `transformers` generate, eager, greedy, batch 1, after the prompt."""
     ids = torch.randint(0, size.vocab, (1, size.prompt), device=DEVICE)
     num_tokens = 32
     settings = {"do_sample": False, "min_new_tokens": num_tokens, "max_new_tokens": num_tokens, "pad_token_id": 0}
@@ -218,7 +219,7 @@ def generate_ms(hf: Any, size: Size) -> float:
 
 
 def step_ms(model: LanguageModel, batch: int, width: int, size: Size) -> float:
-    """A pass of `width` rows of each of `batch` sequences behind a prompt, ids and tables included, logits on the device."""
+    """A pass of `width` rows for each of `batch` sequences after a prompt, from ids and tables to the logits on the device."""
     vocab_size = model.traits.vocab_size
     cache = model.scratch_cache([size.context] * batch)
     draw = torch.Generator().manual_seed(0)
@@ -235,20 +236,20 @@ def step_ms(model: LanguageModel, batch: int, width: int, size: Size) -> float:
 
 
 class Widening:
-    """The embedded pair made as costly as one of 7 B with a draft of 60 M, while the device does other things."""
+    """Widens the embedded pair to the cost of a 7 B target and a 60 M draft model, while the device does other things."""
 
     def __init__(self, widen: Path, folder: Path, size: Size) -> None:
         self._folder = folder
         self._running = [
             subprocess.Popen(
                 [sys.executable, widen, EMBEDDED / name, folder / name, *_options(*shape)],
-                env={**os.environ, "OMP_NUM_THREADS": "2"},  # what is measured meanwhile needs the processor too
+                env={**os.environ, "OMP_NUM_THREADS": "2"},  # the measurements meanwhile need the processor too
             )
             for name, shape in (("target", size.wide), ("draft", size.draft))
         ]
 
     def done(self) -> tuple[Path, Path]:
-        """Target and draft."""
+        """Wait for the widened pair. -> target, draft model"""
         if any(one.wait() for one in self._running):
             raise RuntimeError("the pair could not be widened; see above")
         return self._folder / "target", self._folder / "draft"
@@ -278,7 +279,7 @@ def speculation(target: Path, draft: Path, prompts: Sequence[str], size: Size) -
 
 
 def in_turn(llms: dict[str, LLM], prompts: list[str], params: SamplingParams, group: int) -> dict[str, Any]:
-    """Tokens per second and target passes of each, group after group of prompts, each group under each."""
+    """Tokens per second, τ and times per step. Each group of prompts runs with every LLM in turn."""
     sums = {name: [0, 0.0, 0] for name in llms}
     clocks = {name: Clock() for name in llms}
     for name, llm in llms.items():
@@ -301,7 +302,7 @@ def in_turn(llms: dict[str, LLM], prompts: list[str], params: SamplingParams, gr
 
 
 class Clock:
-    """Looks on: where the time of a step goes. The target's pass is launched in `read` and waited for in `verify`."""
+    """An observer of where the time of a step goes. The target's pass is launched in `read` and waited for in `verify`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {"draft": 0.0, "read": 0.0, "verify": 0.0, "whole": 0.0}
@@ -336,7 +337,7 @@ def assisted(target: Path, draft: Path, prompts: Sequence[str], max_tokens: int)
 
 
 def invariance(target: Path, draft: Path, prompts: Sequence[str], size: Size) -> dict[str, Any]:
-    """Greedy texts with drafts, sixteen at a time, and without, five at a time."""
+    """The number of greedy texts that are the same with drafts, sixteen at a time, as without, five at a time."""
     params = SamplingParams(temperature=0.0, max_tokens=size.max_tokens, ignore_eos=True)
     result = {}
     for is_invariant in (True, False):
@@ -354,7 +355,7 @@ def invariance(target: Path, draft: Path, prompts: Sequence[str], size: Size) ->
 
 
 def profile(size: Size) -> dict[str, Any]:
-    """The kernels of a plain step and of a verification of five rows: microseconds by name."""
+    """The kernels of a plain step and of a verification of five rows: their number of calls and microseconds, by name."""
     model = ours(size, is_batch_invariant=False)
     result = {}
     for width in (1, 5):
@@ -374,7 +375,7 @@ def profile(size: Size) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> Iterator[str]:
-    """The short of it."""
+    """A summary, line by line."""
     for name, part in result.items():
         if isinstance(part, dict) and ("failed" in part or "left_out" in part):
             yield f"{name}: {part}"

@@ -1,5 +1,5 @@
-"""Pieces of a step by themselves: products of few rows and attention, each in every form that the kernels have, against what a
-copy moves. `one_gpu.py` runs them; what wins here is what `kernels.TILES` and `passes` are to be set to.
+"""Pieces of a step measured alone: products of few rows and attention, in every variant of the kernels, against the bandwidth of a copy.
+`one_gpu.py` runs them. The fastest variants belong in `kernels.TILES` and in foredraft/gpu/passes.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from foredraft.gpu.kernels import Tiles
 from foredraft.kernels import CacheSpan, StackBatch
 
 CACHED = 1 << 28
-"""Bytes, more than a device keeps in its cache: what is read again lies further back than that."""
+"""Bytes, more than fit in a device's cache. Matrices of at least this size in total are read before one is read again."""
 
 TRIED = (
     Tiles(),
@@ -34,7 +34,7 @@ TRIED = (
 
 
 def products(shapes: dict[str, tuple[int, int]], rows: Sequence[int]) -> dict[str, Any]:
-    """shapes: [n, k] of matrices by name. -> bytes of the matrix over seconds, by name, rows and form"""
+    """shapes: [n, k] of matrices by name. -> bytes of the matrix per second, by name, rows and variant"""
     return {name: _product(n, k, rows) for name, (n, k) in shapes.items()}
 
 
@@ -59,7 +59,7 @@ def _name(tiles: Tiles) -> str:
 def attention(
     num_heads: int, num_kv_heads: int, contexts: Sequence[int], rows: Sequence[int], parts: Sequence[int]
 ) -> dict[str, dict[int, float]]:
-    """Of one sequence, heads 128 wide. -> seconds of a layer by "rows at context", and by parts"""
+    """For one sequence and heads 128 wide. -> seconds for one layer, by "rows at context" and by number of parts"""
     result = {}
     for context in contexts:
         shape = Shape(num_heads, num_kv_heads, 128, 1e-5, 128**-0.5, *(torch.ones(1, 64, device=DEVICE),) * 2)
@@ -84,7 +84,7 @@ def _layer() -> DeviceLayer:
 
 
 def _seconds(runs: Sequence[Callable[[], Any]]) -> float:
-    """Of one of them, the median over replays of all in a row."""
+    """Seconds of one run: the median over replays of all runs in a row."""
     replay = _captured(runs) if HAS_GPU else (lambda: [run() for run in runs])
     return median_ms(replay, repeats=10 if HAS_GPU else 1) / 1000 / len(runs)
 
@@ -102,7 +102,7 @@ def _captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
 
 
 def table(result: dict[str, Any], bytes_per_second: float | None) -> Iterator[str]:
-    """The short of both parts."""
+    """A summary of both, line by line."""
     for name, by_rows in result.get("products", {}).items():
         if isinstance(by_rows, dict) and bytes_per_second:
             for count, speeds in by_rows.items():
