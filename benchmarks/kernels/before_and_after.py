@@ -1,4 +1,4 @@
-"""The parts that plain decoding and sampling were made of before and after each change, interleaved.
+"""The parts of plain decoding and sampling before and after each change to the kernels, interleaved.
 
 python -m benchmarks.kernels.before_and_after [--vocab 151936]
 """
@@ -27,7 +27,7 @@ _PROMPT = list(range(10, 110))
 
 
 def one_step(model: LanguageModel) -> Callable[[], object]:
-    """A plain decoding step's pass behind a hundred tokens."""
+    """The pass of a plain decoding step after a hundred tokens."""
     cache = model.new_cache(MemoryPool(1 << 28))
     cache.reserve(0, 256)
     model.read([Read(0, _PROMPT, 1)], cache)
@@ -40,7 +40,7 @@ def one_step(model: LanguageModel) -> Callable[[], object]:
 
 
 def products(make: Callable[[torch.Tensor], torch.nn.Module] | None) -> Callable[[], object]:
-    """Two rows through the products of eight layers, so that no weight is warm from the last use. None: F.linear"""
+    """Two rows through the products of eight layers, so that no weight is still cached from its last use. make: None for F.linear."""
     shapes = [(768, 256), (256, 256), (1408, 256), (256, 704)] * 8
     weights = [torch.randn(shape).to(torch.bfloat16) for shape in shapes]
     inputs = {width: torch.randn(2, width).to(torch.bfloat16) for width in (256, 704)}

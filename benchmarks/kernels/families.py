@@ -1,10 +1,10 @@
-"""How fast the families of decoders are that run as one call, each beside a Llama that reads as many bytes for a token.
+"""The speed of decoder families that the kernels run in one call, each against a Llama that reads as many bytes per token.
 
     python -m benchmarks.kernels.families [--only gemma2 gpt_oss] [--quantization int8] [--context 64]
 
-Random checkpoints of a family's proportions; both models take turns, round after round. Speeds are medians of plain
-decoding on one thread, and the ratio is the median of the rounds' ratios. A mixture's bytes are those of the experts that
-its routers chose, as the kernels counted them.
+Random checkpoints with a family's proportions; both models take turns, round by round. Speeds are medians of plain
+decoding on one thread, and the ratio is the median of the rounds' ratios. The bytes of a mixture of experts are those of
+the experts that its routers chose, as counted by the kernels.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt_oss": ("gpt_oss", {**_EXPERTS, "head_dim": 64, "sliding_window": _WINDOW, "layer_types": _ALTERNATING}),
 }
-"""Name -> model type, and what differs from the common settings."""
+"""Name -> model type, and the settings that differ from the common ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of one family with a Llama. megabytes: read for a token. experts: read for a token, all layers together; 0: no mixture."""
+    """A family compared with a Llama. megabytes: read per token. experts: read per token over all layers; 0 if it has none."""
 
     family: str
     quantization: str
@@ -104,7 +104,7 @@ class Comparison:
 
 
 class Decoder:
-    """A random model that decodes behind a context."""
+    """A random model that decodes after a context."""
 
     def __init__(self, config: Any, quantization: str, context: int) -> None:
         torch.manual_seed(0)
@@ -127,7 +127,7 @@ class Decoder:
         self.num_passes = self.num_experts_read = 0
 
     def tokens_per_s(self, count: int) -> float:
-        """Plain decoding of `count` tokens behind the context."""
+        """The speed of plain decoding of `count` tokens after the context."""
         reads, before = [Read(0, self._tokens[-1:], 1)], self._body.num_experts_read
         start = time.perf_counter()
         generated = self._model.generate(reads, [count], _VOCABULARY, self._cache, [DrawSpec()]).ids
@@ -143,26 +143,26 @@ class Decoder:
 
     @property
     def bytes_per_token(self) -> float:
-        """Every weight once, but the embedding and the experts that no router chose."""
+        """Every weight once, except the embedding and the experts that no router chose."""
         hf: Any = self._model.hf
         embedding = hf.get_input_embeddings().weight
         experts = [
             num_bytes(module.buffers()) for name, module in hf.named_modules() if _is_of_an_expert(name, self._config)
         ]
         rest = weight_bytes(hf) - num_bytes([embedding]) - sum(experts)
-        num_experts = len(experts) // 2  # each has two matrices of its own
+        num_experts = len(experts) // 2  # each expert has two matrices
         return rest + (sum(experts) / num_experts * self.experts_per_token if num_experts else 0.0)
 
 
 def _sharpen_routers(hf: PreTrainedModel) -> None:
-    """A random router's choices hang on rounding, and the probe would see other experts than the library's."""
+    """Scale the routers: a random router's choices depend on rounding, so the probe would see other experts than the library's."""
     for module in hf.modules():
         if type(module).__name__.endswith("Router"):
             module.weight.data *= 20
 
 
 def _is_of_an_expert(name: str, config: Any) -> bool:
-    """Whether a module's name is that of an expert's packed matrix: up0, down0, up1, .."""
+    """Whether a module's name is that of an expert's packed matrix: up0, down0, up1, ..."""
     return is_mixture(config) and re.fullmatch(r"(up|down)\d+", name.rpartition(".")[2]) is not None
 
 
@@ -171,7 +171,7 @@ def is_mixture(config: Any) -> bool:
 
 
 def num_weights_read(config: Any) -> int:
-    """Of matrices, for a token."""
+    """The number of matrix weights that are read per token."""
     with torch.device("meta"):
         hf = AutoModelForCausalLM.from_config(config)
     embedding = hf.get_input_embeddings().weight
@@ -187,7 +187,7 @@ def num_weights_read(config: Any) -> int:
 
 
 def equal_llama(config: Any) -> Any:
-    """The configuration of a Llama that reads as many weights for a token."""
+    """The configuration of a Llama that reads as many weights per token."""
     llama = CONFIG_MAPPING["llama"](**_COMMON)
     missing = num_weights_read(config) - num_weights_read(llama)
     llama.intermediate_size += round(missing / (3 * _HIDDEN * _LAYERS))

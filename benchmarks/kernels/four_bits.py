@@ -1,9 +1,9 @@
-"""Products with packed weights by their format and the number of rows, from memory: interleaved, best tenth of the rounds.
+"""Products with packed weights read from memory, by weight format and number of rows: interleaved, best tenth of the rounds.
 
     python -m benchmarks.kernels.four_bits [--threads 1 2] [--rows 1 2 3 4 5 6 8 16]
 
-Every format multiplies as many different matrices [2048, 2048] as together take `--megabytes`, so that none of them is in a
-cache from the last round. The ratio is the time of int8 with a scale for each output over that of the format.
+Every format multiplies as many different matrices [2048, 2048] as fill `--megabytes` together, so that none of them is
+still cached from the last round. The ratio is the time of int8 with one scale per output over that of the format.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8, 16])
     parser.add_argument("--megabytes", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", default=[""], help="formats whose names contain one of these")
+    parser.add_argument("--only", nargs="+", default=[""], help="only formats whose names contain one of these")
     args = parser.parse_args()
     kernels = load_kernels()
     if kernels is None:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels.large_vocabulary [--vocab 151936] [--rows 8] [--draft-tokens 5] [--out benchmarks/results]
 
-Logits are random with a head: 2.5 times a normal, and 40 ids a row lifted by 14 down to 2, so that top-p 0.9 keeps tens
-of ids, as a language model's does. Drafts are the draft's own samples. Medians of interleaved runs. The copy of the
-logits, timed in the same run, gives the bandwidth that the floor is computed from.
+Logits are 2.5 times a standard normal, with 40 random ids per row raised by 14 down to 2, so that top-p 0.9 keeps tens of
+ids, as with a language model. Draft tokens are sampled from the draft's distributions. Medians of interleaved runs. The
+floor is computed from the bandwidth of a copy of the logits, timed in the same run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def samplers(count: int, settings: dict[str, Any], generator: torch.Generator) -
 
 
 def sampled_proposal(logits: Tensor, who: list[Sampler], num_draft: int, vocab: int) -> Proposal:
-    """num_draft tokens a row from the draft's laws. logits: [B * K, V], row-major"""
+    """num_draft tokens per row, sampled from the draft's distributions. logits: [B * K, V], row-major"""
     rows = [Row(sampler, [1, 2, 3]) for sampler in who for _ in range(num_draft)]
     law = token_probs_of(logits, rows)
     ids, _ = pick(law, rows)
@@ -77,7 +77,7 @@ def cases(args: argparse.Namespace, target: Tensor, draft: Tensor) -> dict[str, 
 
 
 def measure(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds, interleaved."""
+    """Median milliseconds of each function; the functions alternate."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for index in range(rounds + 2):
         for name, function in work.items():
@@ -89,7 +89,7 @@ def measure(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 
 def peaked(shape: tuple[int, int]) -> Tensor:
-    """[R, V] bfloat16"""
+    """Random logits [R, V] in bfloat16 with a few likely ids per row."""
     logits = torch.randn(shape) * 2.5
     head = torch.randint(shape[1], (shape[0], 40))
     return logits.scatter_add_(1, head, torch.linspace(14, 2, 40).expand(shape[0], -1)).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What a processor can do at most, measured: multiplications a second, and bytes a second from memory."""
+"""The limits of a processor, measured: multiplications per second, and bytes per second from memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STREAMED = 200_000_000
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Seconds. On one thread it is processor time that counts, so that other programs disturb it less."""
+    """Seconds: processor time on one thread, so that other programs disturb it less, otherwise wall-clock time."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     function()
@@ -26,7 +26,7 @@ def timed(function: Callable[[], object]) -> float:
 
 
 class Peak:
-    """What the processor can multiply, pairs a second: in bfloat16 or, without such an instruction, float32; in int8; in int4."""
+    """The most pairs that the processor multiplies per second: in bfloat16 (float32 if it has no bfloat16 instruction), int8 and int4."""
 
     def __init__(self, instructions: str) -> None:
         source = Path(__file__).with_name("peak.cpp")
@@ -50,7 +50,7 @@ class Peak:
 
 
 class Bandwidth:
-    """Bytes a second that a sum over 0.8 GB reads."""
+    """The memory bandwidth, as bytes per second read by a sum over 0.8 GB."""
 
     def __init__(self) -> None:
         self._stream = torch.ones(_STREAMED)

@@ -1,13 +1,13 @@
-"""A target's pass by number of rows and by length of context, beside its floor: the larger of its bytes over the memory's
-bandwidth and its multiplications over the most that the processor can do, both measured between the passes.
+"""A target's pass by number of rows and context length, against its floor: the larger of its bytes over the memory bandwidth and its
+multiplications over the processor's peak, both measured between the passes.
 
     python -m benchmarks.kernels.passes [--target DIR FILE.gguf ...] [--precisions int4 int8 bfloat16] [--rows 1 5 8]
         [--contexts 64] [--threads 1] [--save]
 
-Random tokens; precisions take turns; medians, and the ratio is the median of the rounds' ratios. A GGUF file runs as it is
-stored. What is read: every packed weight with its scales, an embedding that is also the head included and any other but its
-rows not, and the keys and values of the context. What is multiplied: every matrix by every row, and the queries by the keys and
-values that they see. Windows and experts are not allowed for: for dense models, and contexts within a window.
+Random tokens; precisions take turns; figures are medians, and the ratio is the median of the rounds' ratios. A GGUF file runs in the
+precision in which it is stored. The bytes are those of every packed weight with its scales (of the embedding only if it is also the
+lm_head), and of the keys and values of the context. The multiplications are those of every matrix by every row, and of the queries by
+the keys and values that they see. Sliding windows and experts are ignored: use it for dense models and contexts within a window.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one round. bandwidth: bytes a second. floats, int8: multiplications a second."""
+    """Measured in one round. bandwidth: bytes per second. floats, int8: multiplications per second."""
 
     bandwidth: float
     floats: float
@@ -57,20 +57,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of a pass. floats, int8: multiplications."""
+    """The work of one pass. floats, int8: number of multiplications."""
 
     num_bytes: int
     floats: int
     int8: int
 
     def floors(self, limits: Limits) -> tuple[float, float]:
-        """Seconds for the bytes, and for the multiplications."""
+        """The seconds needed for the bytes, and for the multiplications."""
         return self.num_bytes / limits.bandwidth, self.floats / limits.floats + self.int8 / limits.int8
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Medians. ratio: of the time over the larger floor."""
+    """Medians. ratio: the time over the larger floor."""
 
     model: str
     precision: str
@@ -86,7 +86,7 @@ class Pass:
 
 
 def bytes_read(hf: PreTrainedModel) -> int:
-    """Of the weights in a pass: all but an embedding that is not the head, of which a few rows are read."""
+    """Bytes of weights read in a pass: all except an embedding that is not the lm_head, of which only a few rows are read."""
     head = {id(tensor) for tensor in _tensors(hf.get_output_embeddings())}
     looked_up = [tensor for tensor in _tensors(hf.get_input_embeddings()) if id(tensor) not in head]
     return weight_bytes(hf) - num_bytes(looked_up)
@@ -97,14 +97,14 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def multiplications(hf: PreTrainedModel) -> tuple[int, int]:
-    """Of a row by all matrices: in floating point, and in int8."""
+    """Of one row by all matrices: the number in floating point, and in int8."""
     matrices = [module.matrix for module in hf.modules() if isinstance(module, NativeLinear)]
     sizes = [(matrix.layout.kind == BF16, matrix.out_features * matrix.in_features) for matrix in matrices]
     return sum(size for is_float, size in sizes if is_float), sum(size for is_float, size in sizes if not is_float)
 
 
 class Setting:
-    """One model behind one context."""
+    """One model after one context."""
 
     def __init__(self, name: str, precision: str, model: LanguageModel, tokens: list[int]) -> None:
         self.name, self.precision, self.model, self.tokens = name, precision, model, tokens
@@ -130,7 +130,7 @@ class Setting:
 
 
 class Machine:
-    """What can be had at most, measured again whenever it is asked for."""
+    """Measures the limits of the machine again each time."""
 
     def __init__(self) -> None:
         self._peak, self._bandwidth = Peak(usable_instructions()[0]), Bandwidth()
@@ -185,7 +185,7 @@ def load(target: Path, precisions: list[str], *, without_kernels: bool) -> dict[
 
 
 def name_of(target: Path) -> str:
-    """The folder's, with the one that it lies in where that alone says which model it is (.../smollm2/target)."""
+    """The folder's name, with its parent's where the name alone does not tell which model it is (.../smollm2/target)."""
     return f"{target.parent.name}/{target.name}" if target.name == "target" else target.name
 
 
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[64])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--torch", action="store_true", help="bfloat16 without the compiled kernels too")
+    parser.add_argument("--torch", action="store_true", help="also measure bfloat16 without the compiled kernels")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/passes.json and .md")
     args = parser.parse_args()
     if load_kernels() is None:

@@ -1,14 +1,13 @@
-"""How fast a prompt is read, beside the floor: its multiplications over the most that the processor can do, measured in the
-same run.
+"""The speed of prefill against its floor: its multiplications over the processor's peak, measured in the same run.
 
     python -m benchmarks.kernels.prompt_reading [--before DIR] [--lens 128 512 2048 4096] [--precisions bfloat16 int8]
     python -m benchmarks.kernels.prompt_reading --batches 1 16 32 --lens 64 --last 1
 
-A random model of SmolLM2-135M's shape. A prompt is read in chunks, as the engine does. With --last the last rows of each
-sequence are timed alone, the rest being in the cache: 1 is a decoding step, 5 a verification. --before is the folder of another
-version of foredraft/kernels with the same structs: both libraries take turns. Attention and products are timed as calls of
-their own, of the same shapes; the rest is the difference. On one thread it is processor time that counts, so that other
-programs disturb it less. Medians.
+A random model of SmolLM2-135M's shape reads a prompt in chunks, as in the engine. With --last only the last rows of each
+sequence are timed, with the rest in the cache: 1 is a decoding step, 5 a verification. --before is the folder of another
+version of foredraft/kernels with the same structs: both libraries take turns. Attention and products are timed in separate
+calls with the same shapes; the rest is the difference. On one thread processor time is measured, so that other programs
+disturb it less. Medians.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _CHUNK = 512
 
 
 class Split(NamedTuple):
-    """Seconds."""
+    """Seconds of the whole, and of its parts timed separately."""
 
     whole: float
     attention: float
@@ -87,7 +86,7 @@ class Reader:
 
 
 class Prompt:
-    """As many sequences of one length, and their cache."""
+    """Sequences of one length, and their cache."""
 
     def __init__(self, num_sequences: int, length: int, last: int) -> None:
         self.num_sequences, self.length, self.last = num_sequences, length, last
@@ -147,12 +146,12 @@ class Prompt:
         return Split(*(timed(lambda part=part: part(reader)) for part in (self.read, self.attend, self.multiply)))  # type: ignore[misc]
 
     def product_pairs(self) -> int:
-        """Multiplications of weights."""
+        """The number of multiplications by weights."""
         rows = sum(end - first for first, end in self.chunks())
         return self.num_sequences * (rows * _LAYERS * sum(n * k for n, k in _SHAPES) + _VOCABULARY * _HIDDEN)
 
     def attention_pairs(self) -> int:
-        """Multiplications of keys and values, each by the queries that see it."""
+        """The number of multiplications of keys and values, each by the queries that see it."""
         keys = sum(sum(range(first + 1, end + 1)) for first, end in self.chunks())
         return self.num_sequences * keys * _LAYERS * _HEADS * 2 * _HEAD_DIM
 

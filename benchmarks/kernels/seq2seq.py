@@ -1,10 +1,10 @@
-"""What a pass of an encoder-decoder costs: by the compiled stacks, by the library's code with packed matrices, and by the library's alone.
+"""What a pass of an encoder-decoder costs: with the compiled stacks, with the library's code over packed matrices, and with the library.
 
     python -m benchmarks.kernels.seq2seq [--width 768] [--layers 8] [--rounds 21] [--save]
 
-A random T5 in bfloat16, and in int8 for what packs it. The bodies take turns, round after round; times are medians, and ratios medians
-of the rounds' ratios to the library's body. The floor is the bytes of the matrices that a decoder's pass reads over the bandwidth of a
-sum over 0.8 GB, taken beside every round.
+A random T5 in bfloat16, and with the compiled stacks also in int8. The bodies take turns, round by round; times are medians, and ratios
+are medians of the rounds' ratios to the library's body. The floor is the bytes of the matrices that a pass of the decoder reads over the
+bandwidth of a sum over 0.8 GB, measured in every round.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VOCABULARY = 8192
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """rows: of a decoder's pass; 0: the encoder reads a source. ratio: how many times as fast as the library's body."""
+    """rows: of a pass of the decoder; 0: the encoder reads a source. ratio: how many times as fast as the library's body."""
 
     body: str
     precision: str
@@ -47,7 +47,7 @@ class Result:
 
 
 class Runner:
-    """One body over a model of its own, with a source and a text in its cache."""
+    """One body over its own model, with a source and a text in its cache."""
 
     def __init__(self, body: str, precision: str, hf: PreTrainedModel) -> None:
         self.body, self.precision = body, precision
@@ -83,7 +83,7 @@ class Runner:
 
 
 def packed_body(hf: PreTrainedModel) -> Body:
-    """The library's code with our matrix products and attention."""
+    """The library's code with foredraft's matrix products and attention."""
     kernels, memory = load_kernels(), WeightMemory()
     assert kernels is not None
     pack_linears(hf, lambda source, bias: NativeLinear(kernels.pack(source, bias, memory), kernels))
@@ -91,7 +91,9 @@ def packed_body(hf: PreTrainedModel) -> Body:
 
 
 def decoder_weights(hf: PreTrainedModel) -> int:
-    """Of matrices that every pass of the decoder reads: its own but the keys and values of sources, and the head."""
+    """The number of matrix weights read by every pass of the decoder: its own, except those for the keys and values of sources, and the
+    lm_head.
+    """
     matrices = {
         name: p for name, p in hf.named_parameters() if p.dim() == 2 and "embed" not in name and "bias" not in name
     }
@@ -148,7 +150,7 @@ def row(result: Result) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--layers", type=int, default=8, help="of the encoder, and of the decoder")
+    parser.add_argument("--layers", type=int, default=8, help="layers of the encoder and of the decoder, each")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/seq2seq.json and .md")
