@@ -1,6 +1,6 @@
-"""Blocks of the GGUF types that the `gguf` package only reads: round to nearest, without llama.cpp's search for better scales.
+"""Encoders for the GGUF types that the `gguf` package can only read: round to nearest, without llama.cpp's search for better scales.
 
-Layouts: ggml's ggml-common.h. Every function takes the values of blocks [N, 256] float32 (of IQ4_NL [N, 32]) and gives their bytes
+Layouts: ggml's ggml-common.h. Every function takes the values of blocks, [N, 256] float32 ([N, 32] for IQ4_NL), and returns their bytes,
 [N, size].
 """
 
@@ -21,18 +21,18 @@ _LEAST = np.float32(1e-12)
 
 
 def _half(x: Floats) -> tuple[Bytes, Floats]:
-    """Numbers [N] as float16: their bytes [N, 2], and what they stand for [N]."""
+    """Numbers [N] as float16: their bytes [N, 2], and the rounded values [N]."""
     half = x.astype("<f2")
     return half[:, None].view(np.uint8), half.astype(np.float32)
 
 
 def _steps(x: Floats, size: Floats, most: int) -> npt.NDArray[np.int32]:
-    """x / size to the nearest from 0 to `most`."""
+    """x / size, rounded to the nearest integer from 0 to `most`."""
     return np.clip(np.rint(x / np.maximum(size, _LEAST)), 0, most).astype(np.int32)
 
 
 def _with_minimums(blocks: Floats, most: int) -> tuple[Bytes, npt.NDArray[np.int32]]:
-    """Of Q4_K and Q5_K: scales as bytes [N, 16], codes from 0 to `most` [N, 8, 32]."""
+    """For Q4_K and Q5_K: scales as bytes [N, 16], codes from 0 to `most` [N, 8, 32]."""
     groups = blocks.reshape(-1, 8, 32)
     minimums = -np.minimum(groups.min(-1), 0)
     scales = (groups.max(-1) + minimums) / most
@@ -46,7 +46,7 @@ def _with_minimums(blocks: Floats, most: int) -> tuple[Bytes, npt.NDArray[np.int
 
 
 def _nibbles(codes: npt.NDArray[np.int32]) -> Bytes:
-    """codes: [N, pairs, 2, width]: of each pair the first in the low nibbles -> [N, pairs * width]"""
+    """codes: [N, pairs, 2, width] -> [N, pairs * width], with the first of each pair in the low nibbles"""
     return (codes[:, :, 0] | codes[:, :, 1] << 4).astype(np.uint8).reshape(len(codes), -1)
 
 
@@ -73,14 +73,14 @@ def q6_k(blocks: Floats) -> Bytes:
 
 
 def _nearest_levels(x: Floats, size: Floats) -> npt.NDArray[np.int32]:
-    """Which of the sixteen levels is nearest to x / size."""
+    """The index of the level that is nearest to x / size, of the sixteen."""
     middles = (_LEVELS[1:] + _LEVELS[:-1]) / 2
     numbers = np.divide(x, size, out=np.zeros_like(x), where=np.broadcast_to(size != 0, x.shape))
     return np.searchsorted(middles, numbers).astype(np.int32)
 
 
 def _signed_largest(groups: Floats) -> Floats:
-    """[..., 32] -> the number of the largest magnitude [...]"""
+    """[..., 32] -> the value with the largest magnitude, with its sign [...]"""
     places = np.abs(groups).argmax(-1)[..., None]
     largest: Floats = np.take_along_axis(groups, places, -1)[..., 0]
     return largest
@@ -114,7 +114,7 @@ _ENCODERS: dict[str, Callable[[Floats], Bytes]] = {
 
 
 def encode(array: Floats, kind: str) -> npt.NDArray[Any]:
-    """Rows [n, k], k a multiple of the type's block -> what GGUFWriter takes for them."""
+    """Rows [n, k], with k a multiple of the type's block size -> the array that GGUFWriter takes for them."""
     type_ = gguf.GGMLQuantizationType[kind]
     if kind not in _ENCODERS:
         encoded: npt.NDArray[Any] = gguf.quants.quantize(array, type_)

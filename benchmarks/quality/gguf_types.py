@@ -2,9 +2,9 @@
 
     python -m benchmarks.quality.gguf_types [--only smollm2 gemma3 Q4_0 ..] [--text heldout_code] [--tokens 20000] [--save]
 
-The types are those of the embedded target, written with the `gguf` package; its MLP is padded to rows of whole blocks of 256,
-so that every matrix but the norms has the type. The text is one that it was not trained on. For smollm2 and gemma3 see `make
-models`.
+For each type, the embedded target is written with the `gguf` package; its MLP is padded so that rows consist of whole blocks
+of 256, and all matrices can have the type. The texts are ones it was not trained on. smollm2 and gemma3 are real models,
+fetched by `make models`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Row:
 
 
 def write_target(kind: str, path: Path) -> None:
-    """The embedded target as a GGUF file without a tokenizer, its matrices in one type."""
+    """Write the embedded target as a GGUF file without a tokenizer, with its matrices in one type."""
     hf = AutoModelForCausalLM.from_pretrained(EMBEDDED / "target")
     config: Any = hf.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -83,7 +83,7 @@ def _padded_len(length: int) -> int:
 
 
 def _converted(key: str, array: npt.NDArray[Any], config: Any) -> npt.NDArray[Any]:
-    """As llama.cpp's converter permutes the rows of q and k; and neurons that do nothing, as many as fill a block."""
+    """Permute the rows of q and k as llama.cpp's converter does, and pad the MLP to whole blocks with neurons that do nothing."""
     if ".q_proj." in key or ".k_proj." in key:
         parts = array.reshape(-1, 2, config.head_dim // 2, array.shape[1])
         return np.ascontiguousarray(parts.swapaxes(1, 2).reshape(array.shape))
@@ -151,7 +151,7 @@ def as_markdown(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*REAL, *TYPES], default=[*REAL, *TYPES])
-    parser.add_argument("--text", nargs="+", default=["heldout_code"], help="heldout_code, tinystories_val")
+    parser.add_argument("--text", nargs="+", default=["heldout_code"], help="corpora: heldout_code, tinystories_val")
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/gguf-types.json and .md")
     args = parser.parse_args()
