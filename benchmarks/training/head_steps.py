@@ -1,8 +1,8 @@
-"""What a step that trains an EAGLE-3 head takes, by the precision of its products and by what computes its loss.
+"""How long a step of training an EAGLE-3 head takes, by the precision of its products and by what computes its loss.
 
     python -m benchmarks.training.head_steps --text FILE [--target DIR] [--rounds 5]
 
-FILE: whose tokens are read, 8 blocks of 512 a step. One step of each setting, in turn; medians over the rounds.
+FILE: the text to train on, 8 blocks of 512 tokens per step. The settings take turns, one step each; medians over the rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH_SIZE, CONTEXT, PROGRESS = 8, 512, 0.25
 
 
 def new_step(target: LanguageModel, dtype: str, kernels: Kernels | None) -> Callable[[Tensor], None]:
-    """A training step on ids [BATCH_SIZE, CONTEXT + 1], of a head of its own."""
+    """A function that trains a new head for one step on ids [BATCH_SIZE, CONTEXT + 1]."""
     kind = Eagle3Kind(shares_lm_head=True)
     head = kind.new(target, [], seed=0)
     optimiser = Optimiser(head, "muon", LearningRates(), clip=1.0)
@@ -45,7 +45,7 @@ def new_step(target: LanguageModel, dtype: str, kernels: Kernels | None) -> Call
 
 
 def read_ids(text: Path, target: str, num_steps: int) -> Tensor:
-    """[num_steps, BATCH_SIZE, CONTEXT + 1], the beginning of the file again where it is short"""
+    """[num_steps, BATCH_SIZE, CONTEXT + 1]; a file that is too short is repeated"""
     tokenizer = load_tokenizer(target, LoadOptions())
     wanted = num_steps * BATCH_SIZE * (CONTEXT + 1)
     ids = torch.tensor([token for document in read_file(text).documents for token in tokenizer.encode(document)])
@@ -71,7 +71,7 @@ def main() -> None:
         for setting, step in steps.items():
             started = time.perf_counter()
             step(ids)
-            if number:  # the first step compiles products
+            if number:  # the first step includes compilation
                 seconds[setting].append(time.perf_counter() - started)
     print("| products | loss by | a step, s | tokens/s |\n|---|---|---|---|")
     for (dtype, name), measured in seconds.items():

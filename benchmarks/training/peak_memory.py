@@ -1,8 +1,8 @@
-"""The most memory that training heads takes, beside what it foretold before its first step.
+"""The peak memory of training heads, compared with what training predicts before its first step.
 
     python -m benchmarks.training.peak_memory --text FILE [--target DIR] [--steps 3] [--context 512] [--batch-size 4]
 
-Every kind of head, in float32 and bfloat16, each in a process of its own. FILE: to train on.
+Every kind of head, in float32 and bfloat16, each in its own process. FILE: the text to train on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 def measured(args: argparse.Namespace, kind: tuple[str, ...], dtype: str) -> dict[str, int]:
-    """-> foretold and measured, in bytes"""
+    """-> predicted ("foretold") and measured memory, in bytes"""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "foredraft.cli", "train", "head", "--target", str(args.target), *kind),

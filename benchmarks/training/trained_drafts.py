@@ -1,20 +1,23 @@
-"""What a trained draft gains: against another one, on a domain that is new to it, and against the predicted τ.
+"""What a trained draft model gains: over another one, on a domain that is new to it, and compared with the predicted τ.
 
-    python -m benchmarks.training.trained_drafts drafts [--target DIR] [--draft DIR] [--other DIR] [--repeats 2] [--num-prompts 12] [--name embedded]
-    python -m benchmarks.training.trained_drafts domain [--budget 7m] [--generations N] [--temperature 0] [--dtype bfloat16] [--draft DIR] [--name embedded]
+    python -m benchmarks.training.trained_drafts drafts [--target DIR] [--draft DIR] [--other DIR] [--repeats 2] [--num-prompts 12]
+        [--name embedded]
+    python -m benchmarks.training.trained_drafts domain [--budget 7m] [--generations N] [--temperature 0] [--dtype bfloat16]
+        [--draft DIR] [--name embedded]
     python -m benchmarks.training.trained_drafts predicted [--draft DIR] [--num-texts 64]
     python -m benchmarks.training.trained_drafts shapes
     python -m benchmarks.training.trained_drafts vocabulary
 
-drafts: tokens per second and τ of two drafts for one target at γ = 4, greedy and at temperature 0.8, on held-out code and
-stories: every prompt runs with both, in turn; the ratio is reported, with the percentile bootstrap over prompts.
-domain: `foredraft train distill --init` from the draft on a slice of networkx (or on what the target writes from its beginnings), and
-τ on held-out files of it before and
-after. predicted: the expected τ against the engine's τ under rejection sampling, on the same prompts. shapes: the time of drafts of
-other depths and widths (with random weights, which take the same time). vocabulary: the share of the target's tokens that the most
-frequent ids of training text cover, and the time of a draft whose head has only those.
+drafts: tokens per second and τ of two draft models for one target at γ = 4, greedy and at temperature 0.8, on held-out code
+and stories. Every prompt runs with both in turn; ratios have a percentile bootstrap interval over prompts.
+domain: `foredraft train distill --init` from the draft model on a part of networkx (or on the target's continuations of its
+beginnings), and τ on held-out files of networkx before and after.
+predicted: the expected τ against the engine's τ under rejection sampling, on the same prompts.
+shapes: the drafting time of draft models of other depths and widths (with random weights, which take the same time).
+vocabulary: the share of the target's tokens that the most frequent ids of training text cover, and the drafting time of a
+draft model whose lm_head has only those.
 
-Each part rewrites its own entry of training.json, and training.md from all of it. The corpora are not part of the repository.
+Each part rewrites its own entry of training.json, and training.md from all entries. The corpora are not part of the repository.
 """
 
 from __future__ import annotations
@@ -59,13 +62,13 @@ def held_out_texts() -> dict[str, tuple[str, ...]]:
 
 
 def prompts_of(num: int) -> dict[str, list[str]]:
-    """The first lines of held-out files, to a visible character, and the first words of stories."""
+    """The beginnings of held-out files, cut at the end of a line, and the first words of stories."""
     code = [cut for text in held_out_texts()["code"] if (cut := text[:240].rpartition("\n")[0].rstrip())]
     return {"code": [code[i * len(code) // num] for i in range(num)], "stories": story_prompts(num)}
 
 
 def drafts(args: argparse.Namespace) -> dict[str, Any]:
-    """The draft's figures over the other's."""
+    """The draft model's figures compared with the other's."""
     pair = {
         name: LLM(args.target, at, speculative_tokens=GAMMA)
         for name, at in (("ours", args.draft), ("other", args.other))
@@ -113,7 +116,7 @@ def compare(everyone: dict[str, LLM], prompts: list[str], temperature: float, re
 
 
 def domain(args: argparse.Namespace) -> dict[str, Any]:
-    """A slice: every document of networkx goes to one side by its own content."""
+    """Documents of networkx are assigned to training or to the held-out part by their content."""
     documents = read_file(CORPUS / "networkx.txt.gz", separator_line=FILES).documents
     train, rest = split_held_out(documents, 0.1)
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +170,7 @@ def predicted(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def shapes(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a round at γ = 4: the draft's and the target's, medians."""
+    """Milliseconds of a round at γ = 4, medians: drafting, and the rest of the round."""
     variants: dict[str, dict[str, Any]] = {
         "1 layer, hidden 256, MLP 704": {},
         "the same with a head of its own": {"tie_word_embeddings": False},
@@ -213,7 +216,7 @@ def round_of(target: Path, fields: dict[str, Any]) -> dict[str, float]:
 
 
 def vocabulary(args: argparse.Namespace) -> dict[str, Any]:
-    """By the number of ids: the share of the target's tokens that are among them, and milliseconds of a draft."""
+    """By number of ids: the share of the target's tokens that are among them, and milliseconds of a draft."""
     tokenizer = AutoTokenizer.from_pretrained(args.target)
     files = [CORPUS / f"{name}.txt.gz" for name in ("thealgorithms", "tinystories_train")]
     frequent = np.zeros(len(tokenizer), dtype=np.int64)
@@ -235,7 +238,7 @@ def vocabulary(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_head_of(target: Path, size: int) -> LanguageModel:
-    """A draft of the embedded one's shape whose head knows so many ids, the first ones: the time is the same."""
+    """A draft model of the embedded one's shape with a vocabulary of the first `size` ids, which takes as long as any of that size."""
     config = AutoConfig.from_pretrained(EMBEDDED / "draft")
     config.update({"vocab_size": size})
     with tempfile.TemporaryDirectory() as folder:
@@ -244,7 +247,7 @@ def with_head_of(target: Path, size: int) -> LanguageModel:
 
 
 def in_turns(drafts: dict[int, LanguageModel], repeats: int = 400) -> dict[str, dict[int, float]]:
-    """Milliseconds of four tokens behind two, by the way they are chosen: medians, the models in turn."""
+    """Milliseconds to draft four tokens after two, by sampling setting: medians, with the models in turn."""
     result = {}
     for name, spec in (("greedy", DrawSpec()), ("temperature 0.8", DrawSpec(0.8, uniforms=[0.3, 0.5, 0.7, 0.1]))):
         times: dict[int, list[float]] = {size: [] for size in drafts}
@@ -259,7 +262,7 @@ def in_turns(drafts: dict[int, LanguageModel], repeats: int = 400) -> dict[str, 
 
 
 def lines_of(everything: dict[str, Any]) -> list[str]:
-    lines = ["# Training: what the embedded draft brings", ""]
+    lines = ["# Training: what the embedded draft model gains", ""]
     for name, result in everything.items():
         lines += [f"## {name}", ""]
         if name.startswith("drafts"):
@@ -337,19 +340,19 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=12)
     parser.add_argument("--budget", default="7m")
     parser.add_argument(
-        "--generations", type=int, default=0, help="of domain: train on so many texts of the target's own instead"
+        "--generations", type=int, default=0, help="domain: train on this many texts written by the target instead"
     )
     parser.add_argument(
-        "--temperature", type=float, action="append", help="of domain: that it is trained for; repeatable"
+        "--temperature", type=float, action="append", help="domain: temperature to train for; repeatable"
     )
-    parser.add_argument("--own-head", action="store_true", help="of domain: see `foredraft train distill`")
-    parser.add_argument("--dtype", default="float32", help="of domain: bfloat16 where the processor has such products")
-    parser.add_argument("--num-texts", type=int, default=64, help="of predicted: of each kind")
-    parser.add_argument("--keep", help="the folder of domain's draft")
+    parser.add_argument("--own-head", action="store_true", help="domain: see `foredraft train distill`")
+    parser.add_argument("--dtype", default="float32", help="domain: bfloat16 if the processor has bfloat16 products")
+    parser.add_argument("--num-texts", type=int, default=64, help="predicted: texts of each kind")
+    parser.add_argument("--keep", help="domain: folder in which to keep the draft model")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     args.temperature = args.temperature or list(TEMPERATURES)
-    result = json.loads(json.dumps(PARTS[args.part](args)))  # as it will be read again
+    result = json.loads(json.dumps(PARTS[args.part](args)))  # as it will be after reading it back
     file = args.out / "training.json"
     everything = json.loads(file.read_text()) if file.exists() else {}
     everything[f"{args.part}, {args.name}" if args.part in OF_A_DRAFT else args.part] = result
