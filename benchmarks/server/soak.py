@@ -30,7 +30,7 @@ from foredraft import LLM, SamplingParams
 
 
 class Server:
-    """The command in a process of its own."""
+    """The server in its own process."""
 
     def __init__(self, *args: str) -> None:
         command = [sys.executable, "-m", "foredraft.cli", "serve", "--port", "0", *args]
@@ -44,14 +44,14 @@ class Server:
             raise SystemExit("the server did not start")
 
     def read_log(self) -> list[dict[str, Any]]:
-        """To its end; what is a warning or worse. Meant for a thread."""
+        """Read the log to its end. -> lines of level warning or worse. Meant for a thread."""
         assert self._process.stderr is not None
         lines = [json.loads(line) for line in self._process.stderr if line.startswith("{")]
         return [line for line in lines if line["level"] not in ("info", "debug")]
 
     @property
     def resident(self) -> int:
-        """Bytes."""
+        """Resident memory in bytes."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
 
@@ -129,12 +129,12 @@ def differences(texts: dict[tuple[str, int], set[str]]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=180)
-    parser.add_argument("--warm-up", type=float, default=15, help="seconds before them, in which the cache fills")
+    parser.add_argument("--warm-up", type=float, default=15, help="seconds before measuring, in which the cache fills")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--cut", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cache-memory", default="128MiB", help="small: texts that ended stay in it until it is full")
-    parser.add_argument("--output", type=Path, help="JSON")
+    parser.add_argument("--cache-memory", default="128MiB", help="keep it small: finished texts stay in it until it is full")
+    parser.add_argument("--output", type=Path, help="save the result as JSON")
     args = parser.parse_args()
     prompts = [*code_prompts(12), *story_prompts(12)]
     server = Server("--cache-memory", args.cache_memory)

@@ -37,7 +37,7 @@ from foredraft.utils.machine import this_machine
 
 
 class Passes:
-    """An observer: when each step ended, and how long it took."""
+    """An observer of when each step ended, and how long it took."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[float, float]] = []
@@ -50,7 +50,7 @@ class Passes:
 
 
 class Client:
-    """Asks from a process of its own."""
+    """Sends requests from its own process."""
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(
@@ -61,7 +61,7 @@ class Client:
         )
 
     def ask(self, bodies: Sequence[dict[str, Any]], delays: Sequence[float] | None = None) -> dict[str, Any]:
-        """All at once, or each after its delay in seconds."""
+        """Send all requests at once, or each after its delay in seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"bodies": list(bodies), "delays": list(delays or ())}) + "\n")
@@ -76,7 +76,7 @@ class Client:
 
 
 async def client(url: str) -> None:
-    """The other process: a line in, a line out."""
+    """The client's process: reads a job per line, writes a result per line."""
 
     async def one(body: dict[str, Any], delay: float) -> Any:
         await asyncio.sleep(delay)
@@ -159,7 +159,7 @@ def throughput(llm: LLM, http: Client, args: argparse.Namespace) -> dict[str, An
 
 
 def first_tokens(llm: LLM, http: Client, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """For each length of a prompt: times to first token while others are written."""
+    """For each prompt length: times to first token while other texts are written."""
     passes = Passes()
     llm.engine.observers.append(passes)
     budget, story = args.max_num_batched_tokens, story_prompts(1)[0]
@@ -199,7 +199,7 @@ def _rows_of_others(args: argparse.Namespace) -> int:
 
 
 def _ids(llm: LLM, length: int, number: int) -> list[int]:
-    """Other words each time, so that nothing is read from the cache."""
+    """Different words for each number, so that nothing is found in the prefix cache."""
     stories = story_prompts(400)
     start = (37 * number + length) % (len(stories) // 2)
     ids = llm.text_tokenizer(" ".join(stories[start:]), verbose=False)["input_ids"]
@@ -223,8 +223,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="*", default=[16, 256, 1000])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--load-tokens", type=int, default=160)
-    parser.add_argument("--after", type=float, default=0.5, help="seconds from the load's beginning to the prompt")
-    parser.add_argument("--output", type=Path, help="JSON")
+    parser.add_argument("--after", type=float, default=0.5, help="seconds from the beginning of the load to the prompt")
+    parser.add_argument("--output", type=Path, help="save the result as JSON")
     args = parser.parse_args()
     llm = LLM(
         args.model,

@@ -2,7 +2,7 @@
 
 python -m benchmarks.trace.page [--tokens 2000] [--loads 15] [--picture docs/images/trace.png]
 
-Needs chromium, and `pip install '.[dev]'`. --picture: also takes the picture of the documentation.
+Needs chromium, and `pip install '.[dev]'`. --picture: also take the documentation's screenshot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def recorded(llm: LLM, prompt: str, params: SamplingParams, folder: Path) -> Pat
 
 
 def cost_of_recording(llm: LLM, folder: Path, num_runs: int = 7) -> tuple[float, float]:
-    """Seconds of a generation without and with a recording, medians of alternating runs."""
+    """Seconds of a generation without and with recording, medians of alternating runs."""
     params = SamplingParams(max_tokens=256, temperature=1.0, seed=1, ignore_eos=True)
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(num_runs):
@@ -52,7 +52,7 @@ def cost_of_recording(llm: LLM, folder: Path, num_runs: int = 7) -> tuple[float,
 
 
 def load_times(browser: Browser, page_file: Path, num_loads: int) -> list[float]:
-    """Milliseconds from the start of the navigation to the first whole picture, each in a profile of its own."""
+    """Milliseconds from the start of the navigation to the first complete page, each in a new browser context."""
     times = []
     for _ in range(num_loads):
         context = browser.new_context(viewport={"width": 1280, "height": 900})
@@ -70,7 +70,7 @@ def take_picture(browser: Browser, page_file: Path, picture: Path) -> None:
     page.wait_for_selector(_READY)
     page.evaluate(_TO_A_TELLING_ROUND)
     page.screenshot(path=picture)
-    # a palette is enough for a page, and a third of the bytes
+    # a palette is enough for this page, and takes a third of the bytes
     Image.open(picture).convert("RGB").quantize(192).save(picture, optimize=True)
     page.close()
 
