@@ -3,9 +3,9 @@
     python recipes/chat_questions.py NUMBER > questions.jsonl
     python recipes/chat_questions.py NUMBER TARGET > questions.jsonl
 
-NUMBER of distinct questions, an object with "text" a line, drawn from the forms and subjects below. With TARGET, a chat model, of
-more forms: about words of its vocabulary, and about code and documentation of Python's standard library. The forms are this
-project's own, and no question of a benchmark is among them.
+Prints NUMBER distinct questions, one object with "text" per line, drawn from the forms and subjects below. TARGET, a chat model, adds
+forms about words of its vocabulary, and about code and documentation of Python's standard library. The forms are this project's own,
+and none is a question of a benchmark.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pathlib import Path
 from foredraft.model import LoadOptions, load_tokenizer
 
 WORD_LEN = 5
-"""Of the shortest word of a vocabulary, in characters; shorter ones are often pieces of others."""
+"""The shortest vocabulary words that are used, in characters; shorter ones are often pieces of other words."""
 
 PASSAGE_LENS = range(150, 700)
-"""Of code and documentation, in characters: a conversation has 512 tokens."""
+"""The lengths of code and documentation, in characters, so that they fit into a conversation of 512 tokens."""
 
 FORMS = """
 Write a short story about {person} who finds {thing}.
@@ -404,20 +404,20 @@ def listed_subjects() -> dict[str, list[str]]:
 
 
 def wide_subjects(target: str) -> dict[str, list[str]]:
-    """The listed ones, words of the target's vocabulary, and passages of the standard library."""
+    """The listed subjects, words of the target's vocabulary, and passages of the standard library."""
     documentation, code = standard_library()
     return {**listed_subjects(), "word": vocabulary_words(target), "passage": documentation, "code": code}
 
 
 def vocabulary_words(target: str) -> list[str]:
-    """Those that a single id stands for, in lower case."""
+    """Lower-case words that are a single token."""
     tokenizer = load_tokenizer(target, LoadOptions())
     texts = (tokenizer.decode([token]) for token in range(len(tokenizer)))
     return sorted({text[1:] for text in texts if re.fullmatch(f" [a-z]{{{WORD_LEN},}}", text)})
 
 
 def standard_library() -> tuple[list[str], list[str]]:
-    """-> documentation, in one line, and the code of functions"""
+    """-> documentation, each on one line, and the code of functions"""
     documentation: set[str] = set()
     code: set[str] = set()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -435,7 +435,7 @@ def _of_good_length(texts: set[str]) -> list[str]:
 
 
 def question(form: str, subjects: Subjects, draw: random.Random) -> str:
-    """A form with subjects drawn for its places, no two places with the same one. {other_city} and {third_city} are cities too."""
+    """Fill a form with random subjects, all different. {other_city} and {third_city} are cities too."""
     chosen: dict[str, str] = {}
     for kind in dict.fromkeys(re.findall(r"\{(\w+)\}", form)):
         base = re.sub("^(other|third)_", "", kind)
@@ -444,7 +444,7 @@ def question(form: str, subjects: Subjects, draw: random.Random) -> str:
 
 
 def questions(forms: Sequence[str], subjects: Subjects, draw: random.Random) -> Iterator[str]:
-    """Distinct ones, of each form in turn, without an end as long as there are more."""
+    """Distinct questions, from all forms in turn. Never returns if more are requested than there are."""
     seen: set[str] = set()
     while True:
         for form in draw.sample(forms, len(forms)):

@@ -1,12 +1,12 @@
 #!/bin/sh
-# A block drafter for the embedded target: DSpark, or DFlash.
+# Train a block drafter for the embedded target: DSpark or DFlash.
 #
 #   recipes/embedded-block-head.sh CORPUS OUT [KIND [BUDGET [GENERATIONS]]]
 #
-# CORPUS: the folder with cpython311_stdlib, thealgorithms, keon_algorithms and tinystories_train (.txt.gz), and the held-out
-# heldout_code and tinystories_val, which are kept out of training. KIND: dspark or dflash. GENERATIONS: texts that the target writes,
-# on which alone the head is trained; 0: on the corpus itself, for want of the time to write. Give the same command again to go on
-# after a kill. The head is in OUT. It drafts all 4,096 ids with the target's lm_head, which is neither trained nor saved.
+# CORPUS: the folder with cpython311_stdlib, thealgorithms, keon_algorithms and tinystories_train (.txt.gz), and heldout_code and
+# tinystories_val, which are kept out of training. KIND: dspark or dflash. GENERATIONS: the number of texts that the target writes; the
+# head is trained only on these. 0 trains on the corpus itself, which saves the time of writing. Repeat the same command to resume an
+# interrupted run. The head is saved in OUT. It drafts all 4,096 ids with the target's lm_head, which is neither trained nor saved.
 set -eu
 . "$(dirname "$0")/embedded_corpus.sh"
 corpus=$1 out=$2 kind=${3:-dspark} budget=${4:-60m} generations=${5:-18000}

@@ -1,12 +1,12 @@
 #!/bin/sh
-# The draft of the embedded pair: distilled from its target on texts of the target's own, begun from a plain draft.
+# Train the draft model of the embedded pair: distil the target on its own texts, starting from a plain draft model.
 #
 #   recipes/embedded-draft.sh CORPUS PLAIN_DRAFT OUT [FIRST_STEPS [SECOND_STEPS]]
 #
-# CORPUS: the folder with cpython311_stdlib, thealgorithms, keon_algorithms and tinystories_train (.txt.gz), and the held-out
-# heldout_code and tinystories_val, which are kept out of training. Give the same command again to go on after a kill.
-# Two runs, the second on from the first with other texts and more weight on drawn ones: an hour on one core, and 80 minutes
-# on two, with bfloat16 products, of which the target's writing takes half an hour. The draft is in OUT/second.
+# CORPUS: the folder with cpython311_stdlib, thealgorithms, keon_algorithms and tinystories_train (.txt.gz), and heldout_code and
+# tinystories_val, which are kept out of training. Repeat the same command to resume an interrupted run.
+# The first run takes an hour on one core. The second continues from its result with other texts, a larger share of them sampled, and
+# takes 80 minutes on two cores, of which the target's writing takes half an hour (bfloat16 products). The draft model is in OUT/second.
 set -eu
 . "$(dirname "$0")/embedded_corpus.sh"
 corpus=$1 plain=$2 out=$3 first_steps=${4:-2445} second_steps=${5:-5745}

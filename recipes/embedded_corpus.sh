@@ -1,6 +1,6 @@
-# For the other recipes, by `.`: train_on_corpus CORPUS COMMAND OPTION... runs `foredraft train COMMAND`, in the place of the shell, on
+# Other recipes source this file with `.`: train_on_corpus CORPUS COMMAND OPTION... replaces the shell with `foredraft train COMMAND` on
 # the texts that the embedded pair was trained on. CORPUS: the folder with cpython311_stdlib, thealgorithms, keon_algorithms and
-# tinystories_train (.txt.gz), and the held-out heldout_code and tinystories_val, which are kept out of training.
+# tinystories_train (.txt.gz), and heldout_code and tinystories_val, which are kept out of training.
 
 train_on_corpus() {
     corpus=$1

@@ -1,14 +1,14 @@
 #!/bin/sh
-# A T5 of 14 million parameters, and two drafts for it: a decoder of one layer over its encoder, and a small T5.
+# Train a T5 of 14 million parameters, and two draft models for it: a one-layer decoder over its encoder, and a small T5.
 #
 #   recipes/encoder-decoder.sh translation PARALLEL OUT [TARGET_BUDGET [DRAFT_BUDGET]]
 #   recipes/encoder-decoder.sh summarisation CORPUS OUT [TARGET_BUDGET [DRAFT_BUDGET]]
 #
 # translation: English to German, Tatoeba's sentences in groups of one to six. PARALLEL: the folder with tatoeba_en_de_train.tsv.gz, and
 # _val and _test (Tatoeba, CC BY 2.0 FR). summarisation: a Python function to the first sentence of its docstring. CORPUS: the folder
-# with cpython311_stdlib, thealgorithms, keon_algorithms, sympy and networkx (.txt.gz). Budgets: of training, as 40m; the defaults take
-# an hour on two quiet cores. Give the same command again to go on after a kill. Writes OUT/data (pairs, tokenizer, architectures),
-# OUT/target, OUT/decoder and OUT/draft. Drafts learn what the target itself answers.
+# with cpython311_stdlib, thealgorithms, keon_algorithms, sympy and networkx (.txt.gz). Budgets are training times, such as 40m; the
+# defaults take an hour on two idle cores. Repeat the same command to resume an interrupted run. Writes OUT/data (pairs, tokenizer,
+# architectures), OUT/target, OUT/decoder and OUT/draft. The draft models are trained on the target's own output.
 set -eu
 task=$1 data=$2 out=$3 target_budget=${4:-40m} draft_budget=${5:-6m}
 here=$(dirname "$0")
@@ -30,7 +30,7 @@ train() {
         --validation "$name=$out/data/val.jsonl" --context "$context" --batch-size 32 --dtype auto "$@"
 }
 
-# A T5's attention divides its scores by nothing: at Muon's usual rate for new models they grow until nothing more is learned.
+# T5 does not scale its attention scores: at Muon's usual rate for new models they grow until the model stops learning.
 rate="--muon-learning-rate 0.005"
 train lm $rate --architecture "$out/data/target.json" --tokenizer "$out/data/tokenizer" --out "$out/target" \
     --budget "$target_budget"

@@ -1,11 +1,11 @@
-"""Pairs of sources and texts for the recipes of encoder-decoders, with a tokenizer and two architectures.
+"""Pairs of sources and texts for the encoder-decoder recipes, with a tokenizer and two architectures.
 
     python recipes/pairs.py translation PARALLEL OUT     English to German, in groups of one to six sentences
     python recipes/pairs.py summarisation CORPUS OUT     a Python function to the first sentence of its docstring
 
-PARALLEL: the folder with tatoeba_en_de_train.tsv.gz, and _val and _test. CORPUS: the folder with Python files as one text each
-(.txt.gz). Writes train, val and test (.jsonl), a tokenizer that is trained on train.jsonl, and target.json and draft.json, T5 of about
-14 and 2.5 million parameters. The same files give the same pairs.
+PARALLEL: the folder with tatoeba_en_de_train.tsv.gz, and _val and _test. CORPUS: the folder with Python corpora, one text file each
+(.txt.gz). Writes train, val and test (.jsonl), a tokenizer trained on train.jsonl, and target.json and draft.json, the configurations of
+T5 models of about 14 and 2.5 million parameters. The same files always give the same pairs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 VOCAB_SIZE = 8192
 LONGEST_GROUP = 6
 ROUNDS = 3
-"""How often each sentence occurs, in other company."""
+"""How often each sentence occurs in the training groups, with other neighbours each time."""
 
 CODE = ("cpython311_stdlib", "thealgorithms", "keon_algorithms", "sympy", "networkx")
 NEW_FILE = "# ===== file: "
 HELD_OUT_SHARE = 0.02
 LONGEST_FUNCTION, LONGEST_SUMMARY = 1500, 200
-"""Characters."""
+"""In characters."""
 
 
 class Pair(NamedTuple):
@@ -42,7 +42,7 @@ class Pair(NamedTuple):
 
 
 def translation(folder: Path) -> dict[str, list[Pair]]:
-    """Groups of sentences, joined by spaces; of several translations of a held-out sentence the first."""
+    """Groups of sentences, joined by spaces. If a sentence has several translations, the first one is used."""
     parts = {part: _tabbed(folder / f"tatoeba_en_de_{part}.tsv.gz") for part in ("train", "val", "test")}
     return {
         "train": [group for seed in range(ROUNDS) for group in grouped(parts["train"], seed)],
@@ -52,7 +52,7 @@ def translation(folder: Path) -> dict[str, list[Pair]]:
 
 
 def grouped(pairs: Sequence[Pair], seed: int) -> list[Pair]:
-    """All pairs once, one to six together."""
+    """All pairs once, in random groups of one to six."""
     order, draw = list(pairs), random.Random(seed)
     draw.shuffle(order)
     groups = []
@@ -70,7 +70,7 @@ def _tabbed(file: Path) -> list[Pair]:
 
 
 def summarisation(folder: Path) -> dict[str, list[Pair]]:
-    """By files: what is held out comes from files that are not trained on."""
+    """Held-out pairs come from files that are not used for training."""
     parts: dict[str, list[Pair]] = {"train": [], "val": [], "test": []}
     for name in CODE:
         file = folder / f"{name}.txt.gz"
@@ -91,7 +91,7 @@ def _documented(corpus: str) -> Iterator[tuple[str, Pair]]:
 
 
 def functions_of(code: str) -> Iterator[Pair]:
-    """Each function without its docstring, and that docstring's first sentence."""
+    """Each function without its docstring, and the docstring's first sentence."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError):
@@ -109,14 +109,14 @@ def _fields(node: ast.FunctionDef) -> dict[str, Any]:
 
 
 def first_sentence(docstring: str) -> str:
-    """Of the first paragraph, on one line."""
+    """The first sentence of the first paragraph, on one line; empty if it is too short."""
     paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
     sentence, dot, _ = paragraph.partition(". ")
     return sentence + dot.strip() if len(sentence.split()) > 2 else ""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, which writes any text. What it encodes ends with the end token."""
+    """Byte-level BPE, which can encode any text. Encoded texts end with the end token."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -134,7 +134,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def t5(vocab_size: int, width: int, num_heads: int, mlp: int, num_layers: int) -> T5Config:
-    """Its encoder and decoder have as many layers."""
+    """A T5 whose encoder and decoder have the same number of layers."""
     return T5Config(
         vocab_size=vocab_size,
         d_model=width,

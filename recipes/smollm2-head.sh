@@ -1,12 +1,12 @@
 #!/bin/sh
-# An EAGLE-3 head for SmolLM2-135M-Instruct, trained on its answers to questions of many kinds (chat_questions.py).
+# Train an EAGLE-3 head for SmolLM2-135M-Instruct on its answers to questions of many kinds (chat_questions.py).
 #
 #   recipes/smollm2-head.sh SMOLLM2 OUT [BUDGET [WIDE_BUDGET]]
 #
-# SMOLLM2: the file that `make models` fetches, or any other form of the model. It is trained for BUDGET on answers to 7,200 questions
-# of 80 kinds, then for WIDE_BUDGET on these and on 8,800 of three times as many kinds; the answers are written first, each once
-# however often a run is interrupted. More of both is what raises acceptance. Give the same command again to go on after a kill. The
-# head is in OUT/wide.
+# SMOLLM2: the file that `make models` fetches, or any other format of the model. The head is trained for BUDGET on answers to 7,200
+# questions of 80 kinds, then for WIDE_BUDGET on these and on 8,800 of three times as many kinds. The answers are written first, each only
+# once even if a run is interrupted. More answers and more training raise acceptance. Repeat the same command to resume an interrupted
+# run. The head is saved in OUT/wide.
 set -eu
 target=$1 out=$2 budget=${3:-80m} wide_budget=${4:-95m}
 narrow=$out/narrow.jsonl wide=$out/wide.jsonl
