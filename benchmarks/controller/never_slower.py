@@ -4,12 +4,12 @@
     python -m benchmarks.controller.never_slower sweep [--model DIR] [--prompts 12] [--budget 300]
     python -m benchmarks.controller.never_slower switch [--model DIR] [--prompts 12]
 
-overhead: plain decoding beside "auto" with drafters that gain nothing: random tokens, a draft model with a shuffled embedding,
-n-gram lookup on high-temperature text. The time in which the draft reads what it has missed counts.
-sweep: code prompts and stories in turn, in one process, every drafter at every fixed number of tokens beside "auto". Also the
-rounds of a request before "auto" first uses the drafter that it uses most in the second half of that request.
-switch: at a known position of a text a drafter's tokens become wrong, or correct, or one drafter's wrong and another's correct: the
-rounds before "auto" follows. The drafters take the draft model's time.
+overhead: plain decoding compared with "auto" with drafters that gain nothing: random tokens, a draft model with a shuffled
+embedding, n-gram lookup on high-temperature text. The time in which the draft model reads tokens that it has missed counts.
+sweep: code prompts and stories alternately, in one process, with every drafter at every fixed number of tokens and with "auto".
+Also the rounds of a request before "auto" first uses the drafter that it uses most in the second half of that request.
+switch: at a known position in a text, a correct drafter becomes wrong, a wrong one correct, or both at once: the rounds before
+"auto" follows. The drafters take as long as the draft model.
 All in one run, interleaved; end of sequence is ignored. Ratios are of total time, paired by prompt, with bootstrap intervals.
 """
 
@@ -64,7 +64,7 @@ class BudgetRecorder:
         return counts
 
     def rounds_to_follow(self, expected: str, switch: int) -> int:
-        """Of the last sequence: the rounds after the switch before most use the expected drafter. All of them if they never do."""
+        """For the last sequence: the rounds after the switch before most use the expected drafter; all of them if they never do."""
         names = [name for name, length in list(self.by_sequence.values())[-1] if length >= switch]
         uses = [i for i, name in enumerate(names) if name == expected]
         return next((i for i in uses if names[i : i + WINDOW].count(expected) >= MIN_COUNT), len(names))
@@ -152,7 +152,7 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def settling(llm: LLM, methods: Sequence[str], questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
-    """Once more through the questions with every drafter to choose from, looking at each round."""
+    """Generate from the questions once more with every drafter to choose from, and record each round."""
     auto, recorder = llm.with_drafter(list(methods), "auto"), BudgetRecorder()
     for question in questions[:4]:
         auto.generate(question.turns[0], params)
@@ -191,9 +191,9 @@ SWITCHES: dict[str, tuple[list[type[SwitchingDrafter]], str]] = {
     "wrong to right": ([CorrectLast], "CorrectLast"),
     "another drafter": ([CorrectFirst, CorrectLast], "CorrectLast"),
 }
-"""Drafters, and the one that should be used after the switch."""
+"""The drafters, and which of them should be used after the switch."""
 WINDOW, MIN_COUNT = 8, 6
-"""It follows from the first round that uses the expected drafter, if MIN_COUNT of the WINDOW rounds from there do."""
+"""A round with the expected drafter is where "auto" follows, if at least MIN_COUNT of the WINDOW rounds from it on use that drafter."""
 
 
 def switch(args: argparse.Namespace) -> dict[str, Any]:
@@ -235,8 +235,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--methods", nargs="+", default=["suffix", "draft_model"])
     parser.add_argument("--gammas", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds, of each comparison")
-    parser.add_argument("--out", type=Path, help="JSON beside the other results")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each comparison")
+    parser.add_argument("--out", type=Path, help="save the result as JSON")
     args = parser.parse_args()
     results = {"overhead": overhead, "sweep": sweep, "switch": switch}[args.what](args)
     if args.out is not None:

@@ -8,9 +8,9 @@ from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 
 
 class SwitchingDrafter:
-    """Takes the time of another drafter, and proposes the correct tokens, or wrong ones, before and after a switch.
+    """Takes as long as another drafter, and proposes the correct tokens, or wrong ones, before and after a switch.
 
-    timed: the drafter whose time it takes; None: almost none. is_correct_first: correct before the switch and wrong after it.
+    timed: the drafter whose time it takes; None: almost no time. is_correct_first: correct before the switch and wrong after it.
     """
 
     def __init__(self, timed: Drafter | None, *, is_correct_first: bool) -> None:
@@ -19,7 +19,7 @@ class SwitchingDrafter:
         self._switch = 0
 
     def expect(self, truth: Sequence[int], switch: int) -> None:
-        """The next request. truth: its whole text, prompt included. switch: the position of the change in it."""
+        """Set the next request. truth: its whole text, prompt included. switch: the position of the change in it."""
         self._truth, self._switch = truth, switch
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:

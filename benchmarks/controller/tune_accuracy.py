@@ -40,8 +40,9 @@ def load(case: str, target: Path | None) -> LLM:
 
 
 def sweep(llm: LLM, result: TuneResult, seconds: float) -> dict[str, dict[str, Any]]:
-    """Every drafter and γ, and every setting that tune ran, against plain decoding: of repeats the middle one, since this
-    machine now and then halts for longer than a small model's whole text takes."""
+    """Every drafter and γ, and every setting that tune ran, against plain decoding. Takes the median of the repeats, because a
+    shared machine now and then stops for longer than a small model needs for a whole text.
+    """
     tried = {one.configuration.name: one.configuration for one in [*result.predictions, *result.finalists]}
     configurations = [Configuration.plain(), *sorted(tried.values(), key=lambda one: one.name)]
     outcome = run_bench(llm, configurations, None, settings_for(None, DEFAULT_TOKENS), budget=seconds)
@@ -64,7 +65,7 @@ def name_of(one: dict[str, Any]) -> str:
 
 
 def errors_of(outcome: dict[str, Any]) -> dict[str, float]:
-    """Of every prediction: by how much it lay above what the sweep measured."""
+    """Relative error of every prediction against what the sweep measured; positive if the prediction was too high."""
     sweep = outcome["sweep"]
     return {name_of(p): p["speedup"]["value"] / sweep[name_of(p)]["value"] - 1 for p in outcome["tune"]["predicted"]}
 

@@ -25,7 +25,7 @@ class RandomDrafter:
         )
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """It holds nothing."""
 
 
 def shuffled_draft(draft: Path, folder: Path) -> Path:
