@@ -131,7 +131,7 @@ def _table(loads: dict[str, Load]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path, help="GGUF files, and directories with safetensors files")
-    parser.add_argument("--quantization", nargs="+", help="also load the directories with these, besides their own precision")
+    parser.add_argument("--quantization", nargs="+", help="also load directories with these quantizations")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

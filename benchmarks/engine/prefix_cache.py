@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=50, help="number of requests")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of all requests at once")
     parser.add_argument("--max-tokens", type=int, default=16)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="parts to measure; the others stay as they are in --out")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="others stay as they are in --out")
     parser.add_argument("--name", default="the embedded pair")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--quantization")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--ways", nargs="+", choices=list(GAMMAS), default=["auto", "plain"], help="draft tokens per step")
+    parser.add_argument("--ways", nargs="+", choices=list(GAMMAS), default=["auto", "plain"], help="draft tokens")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     llm = LLM(args.target, args.draft, quantization=args.quantization, seed=0)

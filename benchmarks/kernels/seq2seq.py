@@ -69,7 +69,7 @@ class Runner:
         return self._model.scratch_cache([_TEXT + max(_ROWS)], sources=[self._source])
 
     def floor(self, rows: int, bandwidth: float) -> float:
-        """Milliseconds. bandwidth: bytes a second"""
+        """The floor in milliseconds. bandwidth: bytes per second."""
         return self._decoder_bytes / bandwidth * 1e3 if rows else 0.0
 
     def milliseconds(self, rows: int) -> float:

@@ -225,13 +225,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--setup", nargs="+", choices=ENVIRONMENT_NAMES, help="set up these environments and their models, and exit"
     )
-    parser.add_argument("--systems", nargs="+", choices=NAMES, default=NAMES, help="with --setup: systems to convert models for")
+    parser.add_argument(
+        "--systems", nargs="+", choices=NAMES, default=NAMES, help="with --setup: systems to convert models for"
+    )
     parser.add_argument("--modes", nargs="+", choices=modes, default=modes, help="plain always runs")
     parser.add_argument("--prompts", type=int, default=13, help="number of requests, of --batch prompts each")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 3, 4, 6], help="candidates for γ; one alone is simply used")
+    parser.add_argument(
+        "--gammas", type=int, nargs="+", default=[2, 3, 4, 6], help="candidates for γ; one alone is simply used"
+    )
     parser.add_argument("--no-sweep", action="store_true", help=f"use γ = {_USUAL_GAMMA} everywhere")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--suffix", default="", help="suffix of the result files' names")

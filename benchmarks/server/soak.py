@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--cut", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cache-memory", default="128MiB", help="keep it small: finished texts stay in it until it is full")
+    parser.add_argument("--cache-memory", default="128MiB", help="finished texts fill it up, so keep it small")
     parser.add_argument("--output", type=Path, help="save the result as JSON")
     args = parser.parse_args()
     prompts = [*code_prompts(12), *story_prompts(12)]

@@ -1,6 +1,6 @@
 """Quantise a GGUF file with llama.cpp's own quantiser, in its default mixture of types. Needs cyllama and gguf.
 
-    python -m benchmarks.peers.workers.gguf_quantise EXACT.gguf FILE.gguf q4_0|q4_1|q4_k_m
+python -m benchmarks.peers.workers.gguf_quantise EXACT.gguf FILE.gguf q4_0|q4_1|q4_k_m
 """
 
 from __future__ import annotations
