@@ -54,7 +54,7 @@ BAD = {
     "unknown key": ('methd = "suffix"', ("methd", "method")),
     "unknown table": ('[models]\ntarget = "x"', ("models",)),
     "no TOML": ("method = suffix", ("TOML",)),
-    "wrong kind": ("method = 3", ("method", "text", "3")),
+    "wrong kind": ("method = 3", ("method", "string", "3")),
     "a truth": ("speculative_tokens = true", ("speculative_tokens", "True")),
     "no table": ("head_settings = true", ("head_settings", "table", "True")),
     "no truth": ('adapt = "yes"', ("adapt", "true or false", "yes")),
@@ -76,7 +76,7 @@ def test_no_file_and_no_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ForedraftError, match="cannot be read"):
         LLM(config=tmp_path / "nowhere.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ForedraftError, match="no TOML"):
+    with pytest.raises(ForedraftError, match="not valid TOML"):
         LLM(config=tmp_path / "bytes.toml")
 
 

@@ -31,7 +31,9 @@ class AsyncLLM:
     def __init__(self, *args: Any, llm: LLM | None = None, **settings: Any) -> None:
         self.llm = llm or LLM(*args, **settings)
         if not self.llm.engine.in_use.acquire(blocking=False):
-            raise ForedraftError("this LLM is run by another AsyncLLM: shut that one down first, or make another LLM")
+            raise ForedraftError(
+                "this LLM is already used by another AsyncLLM: shut that one down first, or make another LLM"
+            )
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[Request, _Recipient] = {}
         self._mail: list[tuple[_Inbox, _Item]] = []

@@ -61,7 +61,7 @@ def generate(
     """
     for name in ("streamer", "assistant_model"):
         if settings.get(name) is not None:
-            raise ForedraftError(f"{name} does not reach custom_generate: use LLM.stream, or draft_model=")
+            raise ForedraftError(f"{name} is not passed on to custom_generate: use LLM.stream, or draft_model=")
     settings |= _stop_strings_as_criteria(model, tokenizer, settings)
     settings |= {"vocabularies": _vocabularies(tokenizer, assistant_tokenizer)}
     tensors = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
@@ -85,7 +85,7 @@ def _sources_of(tensors: Mapping[str, Tensor]) -> list[list[int]]:
     """The source ids of each row, without padding. tensors: the inputs of an encoder-decoder."""
     ids = tensors.get("inputs", tensors.get("input_ids"))
     if ids is None:
-        raise ForedraftError("an encoder-decoder reads token ids here: give input_ids (LLM takes input_features)")
+        raise ForedraftError("an encoder-decoder reads only token ids here: give input_ids (LLM takes input_features)")
     return _unpadded(ids, tensors.get("attention_mask"))
 
 
@@ -97,7 +97,9 @@ def _stop_strings_as_criteria(
     candidates = [settings.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs)]
     strings = next((strings for strings in candidates if strings is not None), None)
     if settings.get("token_healing") or any(getattr(config, "token_healing", False) for config in configs):
-        raise ForedraftError("token_healing: heal the prompt first (model.heal_tokens), and leave the setting out")
+        raise ForedraftError(
+            "token_healing is not supported: heal the prompt first (model.heal_tokens), and leave the setting out"
+        )
     if strings is None:
         return {}
     if tokenizer is None:
@@ -228,9 +230,9 @@ def _evaluating(models: Sequence[PreTrainedModel]) -> Iterator[None]:
 def _refuse(config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> None:
     for name in _UNSUPPORTED_MODES:
         if getattr(config, name, None):
-            raise ForedraftError(f"{name} is another mode of generation, which is not supported; leave it out")
+            raise ForedraftError(f"{name} selects another generation mode, which is not supported; leave it out")
     if model_kwargs.get("inputs_embeds") is not None:
-        raise ForedraftError("inputs_embeds cannot be drafted from: give input_ids")
+        raise ForedraftError("inputs_embeds cannot be used for drafting: give input_ids")
     if (config.num_beams or 1) > 1:
         raise ForedraftError(f"num_beams {config.num_beams}: beam search is not speculative sampling; use num_beams=1")
     if config.return_dict_in_generate:

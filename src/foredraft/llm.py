@@ -234,7 +234,7 @@ class LLM:
         Raises ForedraftError while requests of this LLM are running, since both would use the same drafters.
         """
         if self.engine.has_work:
-            raise ForedraftError("requests of this LLM are running: finish or close them first")
+            raise ForedraftError("this LLM has running requests: finish or close them first")
         self.engine.drop_retained()
         policy = policy or self._builder.policy(drafters, saves_costs=False)
         if policy not in self._trial_policies:

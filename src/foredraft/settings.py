@@ -35,7 +35,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 }
 
 _KIND_NAMES: Mapping[type, str] = {
-    str: "a text",
+    str: "a string",
     int: "a whole number",
     dict: "a table",
     list: "a list",
@@ -72,7 +72,7 @@ class Settings:
         values.pop(MEASURED, None)
         for name, value in values.items():
             if name not in _KINDS:
-                raise ForedraftError(f"{path}: unknown setting {name!r}: known are {', '.join(_KINDS)}")
+                raise ForedraftError(f"{path}: unknown setting {name!r}: known settings are {', '.join(_KINDS)}")
             if type(value) not in _KINDS[name]:
                 kinds = " or ".join(_KIND_NAMES[kind] for kind in _KINDS[name])
                 raise ForedraftError(f"{path}: {name} must be {kinds}, not {value!r}")
@@ -86,7 +86,9 @@ class Settings:
         values = {name: value for name, value in self._values().items() if value is not None}
         for name, value in values.items():
             if not isinstance(value, _KINDS[name]):
-                raise ForedraftError(f"{name} cannot be written to a file: it is {type(value).__name__}, not a name")
+                raise ForedraftError(
+                    f"{name} cannot be written to a file: it is an object of type {type(value).__name__}, not a name"
+                )
         document: dict[str, Any] = {**values, **({MEASURED: _without_none(measured)} if measured else {})}
         try:
             Path(file).write_text(tomli_w.dumps(document), encoding="utf-8")
@@ -116,7 +118,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ForedraftError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ForedraftError(f"{path}: no TOML: {error}") from None
+        raise ForedraftError(f"{path}: not valid TOML: {error}") from None
 
 
 def _without_none(table: Any) -> Any:
