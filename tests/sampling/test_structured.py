@@ -63,5 +63,5 @@ def test_what_would_write_past_the_end_of_the_form_is_refused(name: str, value: 
 
 @pytest.mark.parametrize("value", [{"regex": "a"}, "a", 3])
 def test_only_structured_outputs_will_do(value: Any) -> None:
-    with pytest.raises(ForedraftError, match="structured_outputs must be StructuredOutputs"):
+    with pytest.raises(ForedraftError, match="structured_outputs must be a StructuredOutputs object"):
         SamplingParams(structured_outputs=value)

@@ -188,11 +188,11 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             _check_items("allowed_token_ids", self.allowed_token_ids, _is_id, "token ids")
             if not self.allowed_token_ids:
-                raise ForedraftError("allowed_token_ids is empty: give one id at least, or None for any")
+                raise ForedraftError("allowed_token_ids is empty: give at least one id, or None to allow all")
         _check_items("logits_processors", self.logits_processors, callable, "callables (prefix ids, logits) -> logits")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             kind = type(self.structured_outputs).__name__
-            raise ForedraftError(f"{FIELD} must be StructuredOutputs, not {kind}")
+            raise ForedraftError(f"{FIELD} must be a StructuredOutputs object, not {kind}")
         self._check_bias()
 
     def _check_bias(self) -> None:
@@ -225,10 +225,12 @@ class SamplingParams:
             raise ForedraftError("verification 'coupled' needs a seed")
         if self.structured_outputs is not None:
             if self.ignore_eos:
-                raise ForedraftError(f"ignore_eos would write on past the end of {FIELD}: leave one of them out")
+                raise ForedraftError(
+                    f"ignore_eos would continue the text after {FIELD} is complete: leave one of them out"
+                )
             if self.min_tokens:
                 raise ForedraftError(
-                    f"min_tokens {self.min_tokens} cannot hold where {FIELD} ends the text: say it in there (minLength, "
+                    f"min_tokens {self.min_tokens} cannot be guaranteed, since {FIELD} ends the text: set the minimum there (minLength, "
                     "minItems, {20,}), or leave one of them out"
                 )
 
@@ -250,4 +252,4 @@ def _is_bias(value: object) -> bool:
 
 def _check_items(name: str, items: object, is_good: Callable[[Any], bool], what: str) -> None:
     if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not all(is_good(item) for item in items):
-        raise ForedraftError(f"{name} must hold {what}, not {shown(items)}")
+        raise ForedraftError(f"{name} must be a sequence of {what}, not {shown(items)}")

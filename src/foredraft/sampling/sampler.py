@@ -23,7 +23,7 @@ from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
 from foredraft.sampling.spec import Noise, SamplingSpec
 from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, token_probs_under
 
-NOT_A_DISTRIBUTION = "the model gave NaN logits: its weights or its dtype are unusable"
+NOT_A_DISTRIBUTION = "the model returned NaN logits: its weights or its dtype are unusable"
 
 
 class Sampler:
@@ -50,7 +50,7 @@ class Sampler:
         rules: CheckpointRules = NO_CHECKPOINT_RULES,
     ) -> None:
         if params.structured_outputs is not None and constraint is None:
-            raise ForedraftError("structured_outputs must come with a constraint made from them: use LLM")
+            raise ForedraftError("structured_outputs must come with a constraint made from it: use LLM")
         self.params = params
         self.spec = SamplingSpec.of(params, child)
         self.generator = generator
@@ -473,7 +473,7 @@ def _problem_with(out: object, logits: Tensor) -> str | None:
     if not isinstance(out, Tensor) or out.shape != logits.shape:
         return f"logits of shape {tuple(logits.shape)}"
     if bool(out.isnan().any()) or bool(out.isposinf().any()) or bool(out.isneginf().all()):
-        return "numbers below +inf, at least one of them above -inf, not NaN"
+        return "numbers below +inf, at least one of them above -inf, and no NaN"
     return None
 
 

@@ -71,9 +71,11 @@ def _check_size(name: str, text: str) -> None:
     try:
         num_bytes = len(text.encode())
     except UnicodeEncodeError:
-        raise ForedraftError(f"{FIELD}.{name} holds a lone surrogate, which no text has: leave it out") from None
+        raise ForedraftError(
+            f"{FIELD}.{name} contains a lone surrogate, which is not valid in a text: leave it out"
+        ) from None
     if num_bytes > MAX_BYTES:
-        raise ForedraftError(f"{FIELD}.{name} has {num_bytes} bytes: {MAX_BYTES} are the most")
+        raise ForedraftError(f"{FIELD}.{name} has {num_bytes} bytes: at most {MAX_BYTES} are allowed")
 
 
 def _check_schema(schema: object) -> None:
@@ -83,7 +85,7 @@ def _check_schema(schema: object) -> None:
         try:
             schema = json_text.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise ForedraftError(f"{wrong}; this is no JSON ({error})") from None
+            raise ForedraftError(f"{wrong}; this is not valid JSON ({error})") from None
     elif isinstance(schema, Mapping):
         try:
             json_text.dumps(schema, allow_nan=False)
@@ -96,4 +98,4 @@ def _check_schema(schema: object) -> None:
 def _check_choice(choice: object) -> None:
     good = isinstance(choice, Sequence) and not isinstance(choice, str | bytes) and len(choice) > 0
     if not good or not all(isinstance(one, str) and one for one in choice):  # type: ignore[attr-defined]
-        raise ForedraftError(f"{FIELD}.choice must hold at least one string, and no empty one, not {choice!r}")
+        raise ForedraftError(f"{FIELD}.choice must contain at least one string, and no empty string, not {choice!r}")

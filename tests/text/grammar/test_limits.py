@@ -133,7 +133,7 @@ def test_a_grammar_that_has_grown_is_compiled_anew(tokenizer: PreTrainedTokenize
 def test_what_says_the_form_may_not_be_long(kind: str) -> None:
     long = "a" * 2**19 + "b"
     value = {"json": {"const": long}, "choice": [long]}.get(kind, long)
-    with pytest.raises(ForedraftError, match=rf"structured_outputs.{kind} has \d+ bytes: 524288 are the most"):
+    with pytest.raises(ForedraftError, match=rf"structured_outputs.{kind} has \d+ bytes: at most 524288 are allowed"):
         StructuredOutputs(**{kind: value})  # type: ignore[arg-type]
 
 
