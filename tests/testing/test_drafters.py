@@ -131,7 +131,7 @@ def gives_lists(self: Any, requests: list[DraftRequest]) -> Any:
 
 BROKEN: dict[str, tuple[Callable[[int], Any], str]] = {
     "no forget": (lambda v: broken(forget=None)(), "has no method 'forget'"),
-    "too long": (lambda v: broken(row=too_long)(), "draft tokens, where max_len is"),
+    "too long": (lambda v: broken(row=too_long)(), "draft tokens, but max_len is"),
     "unknown id": (lambda v: broken(row=beyond_the_vocabulary)(), "id 16 is not in the vocabulary"),
     "history": (lambda v: broken(row=writes_to_the_history)(), "was changed to"),
     "calls": (lambda v: broken(row=counts_calls)(), "when asked again"),
@@ -140,10 +140,10 @@ BROKEN: dict[str, tuple[Callable[[int], Any], str]] = {
     "lists": (lambda v: broken(row=only_lists)(), "a history need not be a list: AttributeError"),
     "stale": (lambda v: broken(row=remembers_the_first)(), "after forget"),
     "company": (lambda v: broken(propose=shares_the_longest)(), "one by one"),
-    "rows": (lambda v: broken(propose=drops_a_row)(), "requests are answered by"),
+    "rows": (lambda v: broken(propose=drops_a_row)(), "requests are answered with"),
     "no proposal": (lambda v: broken(propose=gives_lists)(), "propose returned list, not a Proposal"),
-    "another law": (lambda v: broken(Samples, sharpness=1.6)(v), "is not drawn from the law it names"),
-    "dropped": (lambda v: broken(Samples, share_kept=0.05)(v), "is not drawn from the law it names"),
+    "another law": (lambda v: broken(Samples, sharpness=1.6)(v), "is not drawn from the distribution it names"),
+    "dropped": (lambda v: broken(Samples, share_kept=0.05)(v), "is not drawn from the distribution it names"),
     "not certain": (lambda v: broken(Samples, is_named=False)(v), "different tokens certain"),
 }
 
@@ -179,7 +179,7 @@ def test_who_changes_the_text_is_seen() -> None:
             request.sampler.spec = request.sampler.spec._replace(temperature=5.0)
         return [1] * request.max_len
 
-    with pytest.raises(AssertionError, match="and without drafts by"):
+    with pytest.raises(AssertionError, match="but without drafts by"):
         check_drafter(lambda v: broken(row=meddles)())
 
 

@@ -63,20 +63,20 @@ def looks_beyond(case: Case) -> OutcomeLaw:
 
 
 BROKEN: dict[str, tuple[Rule, str]] = {
-    "accepts all": (accepts_all, "the target writes it with"),
-    "stops at the first failure": (stops_at_first_failure, "the target writes it with"),
-    "residual of tokens": (token_residual, "the target writes it with"),
-    "scale": (uncapped_scale, "the target writes it with"),
-    "no law": (changed(lambda law, _: OutcomeLaw(law.stop / 2, law.scale)), "do not sum to 1, by 5.0e-01"),
-    "negative": (negative, "a stop has the probability -"),
+    "accepts all": (accepts_all, "the target generates it with"),
+    "stops at the first failure": (stops_at_first_failure, "the target generates it with"),
+    "residual of tokens": (token_residual, "the target generates it with"),
+    "scale": (uncapped_scale, "the target generates it with"),
+    "no law": (changed(lambda law, _: OutcomeLaw(law.stop / 2, law.scale)), "differs from 1 by 5.0e-01"),
+    "negative": (negative, "a stop has probability -"),
     "shape": (changed(lambda law, _: OutcomeLaw(law.stop, law.scale[:, 1:])), r"scale must be \[B, K \+ 1\]"),
     "not finite": (
         changed(lambda law, _: OutcomeLaw(law.stop, law.scale / 0)),
-        "scale holds numbers that are not finite",
+        "scale contains numbers that are not finite",
     ),
-    "writes": (writes, "writes to the case"),
-    "by chance": (by_chance, "two answers to one case"),
-    "by its batch": (by_its_batch, "with the batch that it is in"),
+    "writes": (writes, "modifies the case"),
+    "by chance": (by_chance, "two different answers for one case"),
+    "by its batch": (by_its_batch, "depending on the batch that it is in"),
     "beyond": (looks_beyond, "beyond a draft's length"),
 }
 

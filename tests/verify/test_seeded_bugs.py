@@ -202,7 +202,7 @@ def test_a_broken_drafter_breaks_the_law_of_the_contract(control: Control) -> No
     assert control.drafter is not None
     HeadContract().test_drawn_ids_come_from_the_law_they_name()
     broken = HeadContract(control.drafter)
-    with pytest.raises(AssertionError, match="draft token 1 is not drawn from the law it names"):
+    with pytest.raises(AssertionError, match="draft token 1 is not drawn from the distribution it names"):
         broken.test_drawn_ids_come_from_the_law_they_name()
     named, drawn_from = (next(contract._draws()) for contract in (broken, HeadContract()))
     assert named.draft_ids == drawn_from.draft_ids

@@ -71,7 +71,7 @@ class DrafterContract:
     invisible = True
 
     def make_drafter(self, vocab_size: int) -> Drafter:
-        raise NotImplementedError("return a new drafter over ids below vocab_size")
+        raise NotImplementedError("return a new drafter for ids below vocab_size")
 
     # --- law 4 ----------------------------------------------------------------------------------------------------
 
@@ -91,14 +91,16 @@ class DrafterContract:
     def test_a_history_need_not_be_a_list(self) -> None:
         tokens = [1, 2, 3, 1, 2, 3, 1, 2]
         found = [_rows(self._ask(self._new(), [request_for(0, kind, 4)])) for kind in (tuple(tokens), tokens)]
-        assert found[0] == found[1], f"a tuple as history gives {found[0]}, a list {found[1]}"
+        assert found[0] == found[1], f"a tuple as history gives {found[0]}, but a list gives {found[1]}"
 
     def test_asking_twice_gives_the_same_certain_answer_twice(self) -> None:
         for params in ({}, {"temperature": 0.9, "seed": 7}):
             for batch in batches(30, 2, self.vocab_size):
                 drafter, requests = self._new(), requests_for(batch, **params)
                 first, second = (_rows(self._ask(drafter, requests)) for _ in range(2))
-                assert first == second, f"the same requests are answered by {first}, and by {second} when asked again"
+                assert first == second, (
+                    f"the same requests are answered with {first}, but with {second} when asked again"
+                )
 
     def test_the_order_of_the_batch_does_not_matter(self) -> None:
         for batch in batches(30, 3, self.vocab_size):
@@ -107,7 +109,7 @@ class DrafterContract:
                 requests = requests_for([(tokens[: max(1, int(share * len(tokens)))], most) for tokens, most in batch])
                 there = _rows(self._ask(forward, requests))
                 back = _rows(self._ask(backward, requests[::-1]))[::-1]
-                assert there == back, f"a batch is answered by {there}, and reversed by {back}"
+                assert there == back, f"a batch is answered with {there}, but in reverse order with {back}"
 
     def test_a_row_does_not_depend_on_its_company(self) -> None:
         for batch in batches(30, 4, self.vocab_size):
@@ -115,7 +117,7 @@ class DrafterContract:
             together = _rows(self._ask(self._new(), requests))
             alone = [_rows(self._ask(self._new(), [request]))[0] for request in requests]
             if not self.remembers:
-                assert together == alone, f"requests are answered by {together} together, and by {alone} one by one"
+                assert together == alone, f"requests are answered with {together} together, but with {alone} one by one"
 
     def test_no_room_means_no_draft(self) -> None:
         for params in _KINDS:
@@ -162,7 +164,9 @@ class DrafterContract:
             again = _rows(self._ask(drafter, [request_for(7, second, 4)]))
             fresh = _rows(self._ask(self._new(), [request_for(7, second, 4)]))
             if not self.remembers:
-                assert again == fresh, f"after forget, {second} is answered by {again}; a new drafter says {fresh}"
+                assert again == fresh, (
+                    f"after forget, {second} is answered with {again}, but by a new drafter with {fresh}"
+                )
 
     def test_an_unknown_sequence_can_be_forgotten(self) -> None:
         drafter = self._new()
@@ -190,8 +194,8 @@ class DrafterContract:
                     said[tuple(row[:i])][token] += 1
         for prefix, tokens in said.items():
             assert len(tokens) == 1, (
-                f"after the draft {list(prefix)} it calls {len(tokens)} different tokens certain ({dict(tokens)}): say which law "
-                "they were drawn from"
+                f"after the draft {list(prefix)} it calls {len(tokens)} different tokens certain ({dict(tokens)}): name the "
+                "distribution they were drawn from"
             )
 
     def test_drawn_ids_come_from_the_law_they_name(self) -> None:
@@ -215,8 +219,8 @@ class DrafterContract:
             counts = torch.bincount(cells, minlength=_NUM_CELLS)
             odds = chi_square(counts, torch.full((_NUM_CELLS,), len(found) / _NUM_CELLS))
             assert odds > FALSE_ALARM, (
-                f"draft token {i + 1} is not drawn from the law it names: sorted by {name}, the tenths of its law are hit "
-                f"{counts.tolist()} times in {len(found)} draws (odds {odds:.1g})"
+                f"draft token {i + 1} is not drawn from the distribution it names: sorted by {name}, the tenths of the "
+                f"distribution are hit {counts.tolist()} times in {len(found)} draws (p-value {odds:.1g})"
             )
 
     # --- law 2 ----------------------------------------------------------------------------------------------------
@@ -237,7 +241,7 @@ class DrafterContract:
                 )
                 if plain.target.traits.row_exact or not near:
                     assert got.outputs[0].token_ids == expected.outputs[0].token_ids, (
-                        f"with {params}, {prompt!r} goes on by {got.outputs[0].text!r}, and without drafts by "
+                        f"with {params}, {prompt!r} is continued by {got.outputs[0].text!r}, but without drafts by "
                         f"{expected.outputs[0].text!r}"
                     )
 
@@ -273,27 +277,29 @@ def check_proposal(proposal: Proposal, requests: Sequence[DraftRequest], vocab_s
     for name in ("ids", "lens", "prob_rows"):
         dtype = getattr(proposal, name).dtype
         assert dtype == torch.int64, f"{name} must be int64, not {dtype}"
-    assert len(proposal.lens) == len(requests), f"{len(requests)} requests are answered by {len(proposal.lens)} rows"
+    assert len(proposal.lens) == len(requests), f"{len(requests)} requests are answered with {len(proposal.lens)} rows"
     num_prob_rows = 0 if proposal.probs is None else len(proposal.probs)
     if proposal.probs is not None:
         _check_laws(proposal, vocab_size)
     for b, request in enumerate(requests):
         where = f"row {b} (a history of {len(request.tokens)} tokens)"
         length = int(proposal.lens[b])
-        assert length <= request.max_len, f"{where}: {length} draft tokens, where max_len is {request.max_len}"
+        assert length <= request.max_len, f"{where}: {length} draft tokens, but max_len is {request.max_len}"
         for token, named in zip(
             proposal.ids[b, :length].tolist(), proposal.prob_rows[b, :length].tolist(), strict=True
         ):
             assert 0 <= token < vocab_size, (
-                f"{where}: id {token} is not in the vocabulary, which goes to {vocab_size - 1}"
+                f"{where}: id {token} is not in the vocabulary: valid ids are 0 to {vocab_size - 1}"
             )
             if named == CERTAIN:
                 continue
-            assert 0 <= named < num_prob_rows, f"{where}: prob_rows names row {named} of {num_prob_rows} rows of probs"
+            assert 0 <= named < num_prob_rows, (
+                f"{where}: prob_rows names row {named}, but probs has {num_prob_rows} rows"
+            )
             laws = proposal.token_probs
             assert laws is not None
             q = float(laws.after(named).dense(vocab_size)[0, token])
-            assert q > 0, f"{where}: id {token} has the probability {q} in the law it names"
+            assert q > 0, f"{where}: id {token} has probability {q} in the distribution it names"
 
 
 def _check_laws(proposal: Proposal, vocab_size: int) -> None:
@@ -301,9 +307,9 @@ def _check_laws(proposal: Proposal, vocab_size: int) -> None:
     assert probs is not None
     width = vocab_size if proposal.kept_ids is None else proposal.kept_ids.shape[1]
     assert probs.ndim == 2, f"probs must be [R, {width}], not {tuple(probs.shape)}"
-    assert probs.shape[1] == width, f"probs must be {width} wide, not {probs.shape[1]}"
+    assert probs.shape[1] == width, f"probs must have {width} columns, not {probs.shape[1]}"
     sums = probs.sum(-1, dtype=torch.float64)
-    assert bool((probs >= 0).all()), "probs holds numbers below 0, or NaN"
+    assert bool((probs >= 0).all()), "probs contains numbers below 0, or NaN"
     worst = float((sums - 1).abs().max()) if len(sums) else 0.0
     assert worst <= 1e-5, f"a row of probs sums to {float(sums[(sums - 1).abs().argmax()]):.6g}, not to 1"
 

@@ -39,7 +39,7 @@ class RuleContract:
     """
 
     def rule(self, case: Case) -> OutcomeLaw:
-        raise NotImplementedError("return the outcome law of this case")
+        raise NotImplementedError("return the OutcomeLaw of this case")
 
     def test_the_stops_are_a_law(self) -> None:
         for name, case in self._cases():
@@ -66,7 +66,7 @@ class RuleContract:
             if draft:  # a batch with only a row without draft tokens never occurs
                 error = _largest(together[b] - outcome_table(self.rule, case, [draft])[0])
                 assert error <= EXACT, (
-                    f"the outcome of the draft {draft} changes by {error:.1e} with the batch that it is in"
+                    f"the outcome of the draft {draft} changes by {error:.1e} depending on the batch that it is in"
                 )
 
     def test_what_lies_beyond_a_draft_changes_nothing(self) -> None:
@@ -78,7 +78,7 @@ class RuleContract:
                 _largest(law.stop - expected.stop), _largest(_tables(case, law) - _tables(_padded(0.0), expected))
             )
             assert error == 0, (
-                f"the outcome changes by {error:.1e} where p and q hold {garbage} beyond a draft's length"
+                f"the outcome changes by {error:.1e} if p and q contain {garbage} beyond a draft's length"
             )
 
     def test_a_rule_is_a_pure_function(self) -> None:
@@ -86,16 +86,18 @@ class RuleContract:
             before = [part.clone() for part in _parts(case)]
             first, second = self.rule(case), self.rule(case)
             same = all(torch.equal(a, b) for a, b in zip(before, _parts(case), strict=True))
-            assert same, f"{name}: the rule writes to the case that it is given"
+            assert same, f"{name}: the rule modifies the case that it is given"
             again = torch.equal(first.stop, second.stop) and torch.equal(first.scale, second.scale)
-            assert again, f"{name}: the rule gives two answers to one case; its randomness belongs into the draw"
+            assert again, (
+                f"{name}: the rule gives two different answers for one case; its randomness belongs in the draw"
+            )
 
     def test_float32_is_near_float64(self) -> None:
         for name, case in self._cases():
             wide = self.rule(case).stop
             narrow = self.rule(_in_float32(case)).stop
             error = _largest(narrow.double() - wide)
-            assert error <= 1e-3, f"{name}: in float32 a stop has another probability, by {error:.1e}"
+            assert error <= 1e-3, f"{name}: in float32 the probability of a stop differs by {error:.1e}"
 
     @staticmethod
     def _cases() -> Iterator[tuple[str, Case]]:
@@ -108,12 +110,12 @@ class RuleContract:
         shape = tuple(case.p.shape[:2])
         for what, found in (("stop", law.stop), ("scale", law.scale)):
             assert tuple(found.shape) == shape, f"{name}: {what} must be [B, K + 1] = {shape}, not {tuple(found.shape)}"
-            assert bool(found.isfinite().all()), f"{name}: {what} holds numbers that are not finite"
+            assert bool(found.isfinite().all()), f"{name}: {what} contains numbers that are not finite"
         beyond = torch.arange(shape[1])[None] > case.lens[:, None]
         assert not bool(law.stop[beyond].any()), f"{name}: stop is not 0 beyond the draft's length"
-        assert float(law.stop.min()) >= -EXACT, f"{name}: a stop has the probability {float(law.stop.min()):.3g}"
+        assert float(law.stop.min()) >= -EXACT, f"{name}: a stop has probability {float(law.stop.min()):.3g}"
         error = _largest(law.stop.sum(1) - 1)
-        assert error <= EXACT, f"{name}: the probabilities of a row's stops do not sum to 1, by {error:.1e}"
+        assert error <= EXACT, f"{name}: the sum of the probabilities of a row's stops differs from 1 by {error:.1e}"
 
 
 def _contract_of(rule: Rule) -> RuleContract:
@@ -180,7 +182,8 @@ def _check_text(rule: Rule, case: Toy, rows: Sequence[tuple[Prefix, Prefix]], wh
     text, got = _worst(case, emitted)
     wanted = case.text_odds(text)
     assert abs(got - wanted) <= EXACT, (
-        f"{where}: the text {' '.join(map(str, text))} has the probability {got:.6g}, and the target writes it with {wanted:.6g}"
+        f"{where}: the text {' '.join(map(str, text))} has probability {got:.6g}, but the target generates it "
+        f"with probability {wanted:.6g}"
     )
 
 
