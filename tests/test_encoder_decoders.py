@@ -262,7 +262,7 @@ def test_beams_are_said_once_and_not_honoured(caplog: pytest.LogCaptureFixture) 
     model.generation_config.no_repeat_ngram_size = 3
     llm = LLM(model, method="none")
     texts(llm, sources(2))
-    said = [record.message for record in caplog.records if "not honoured" in record.message]
+    said = [record.message for record in caplog.records if "not supported" in record.message]
     assert len(said) == 1
     assert "num_beams=4, no_repeat_ngram_size=3" in said[0]
 
@@ -287,21 +287,21 @@ def test_generate_for_loaded_models_is_that_of_transformers() -> None:
 def test_refusals_are_one_line() -> None:
     t5, llama = made("t5"), made("llama")
     with pytest.raises(
-        ModelError, match=r"is an encoder-decoder and .* is not: its encoder would have nothing to read"
+        ModelError, match=r"is an encoder-decoder, but .* is not: the draft's encoder would have nothing to read"
     ):
         LLM(llama, t5)
-    with pytest.raises(ModelError, match="heads, early exits and draft servers draft for decoder-only models"):
+    with pytest.raises(ModelError, match="heads, early exits and draft servers draft only for decoder-only models"):
         LLM(t5, exit_layer=1)
-    with pytest.raises(ModelError, match="heads, early exits and draft servers draft for decoder-only models"):
+    with pytest.raises(ModelError, match="heads, early exits and draft servers draft only for decoder-only models"):
         foredraft.generate(t5, torch.tensor([[4, 5]]), exit_layer=1)
     ids = torch.tensor([[4, 5]])
     with pytest.raises(ForedraftError, match=r"call foredraft\.generate\(model, inputs\)"):
         t5.generate(ids, custom_generate=foredraft.custom_generate)
     llm = LLM(t5, method="none")
     for prompt, params, message in (
-        ([3] * 2049, {}, "the prompt has 2049 tokens and the encoder reads at most 2048"),
-        ([VOCAB_SIZE], {}, "ids go from 0 to 95"),
-        ([3], {"prompt_logprobs": 1}, "prompt_logprobs: an encoder reads"),
+        ([3] * 2049, {}, "the prompt has 2049 tokens, but the encoder reads at most 2048"),
+        ([VOCAB_SIZE], {}, "valid ids are 0 to 95"),
+        ([3], {"prompt_logprobs": 1}, "prompt_logprobs is not supported: an encoder reads"),
     ):
         with pytest.raises(ForedraftError, match=message):
             llm.generate([prompt], SamplingParams(**params))

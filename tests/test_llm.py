@@ -357,7 +357,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
     [
         (
             {"method": "magic"},
-            "unknown method 'magic': known are dflash, draft_model, eagle, early_exit, medusa, mtp, ngram, none, pard, peagle, remote, "
+            "unknown method 'magic': known methods are dflash, draft_model, eagle, early_exit, medusa, mtp, ngram, none, pard, peagle, remote, "
             "self-int4, self-int8, suffix",
         ),
         ({"model": EMBEDDED / "target", "method": "draft_model"}, "needs a draft model"),
@@ -365,7 +365,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
         ({"exit_layer": 0}, "exit_layer must be an integer of at least 1"),
         ({"exit_layer": 8}, "has 8 layers: an early exit is after 1 to 7 of them"),
         ({"exit_layer": 2, "method": "suffix"}, 'exit_layer is for the method "early_exit"'),
-        ({"adapt": True, "method": "suffix"}, 'adapt is for the method medusa, and "suffix" has nothing that adapts'),
+        ({"adapt": True, "method": "suffix"}, 'adapt is for the method medusa, but "suffix" has nothing that adapts'),
         ({"speculative_tokens": -1}, "speculative_tokens"),
         ({"num_threads": 0}, "num_threads"),
         ({"cache_memory": 0}, "cache_memory"),

@@ -53,7 +53,7 @@ BAD_OBJECTS = [
     (ForgetsNothing(), "ForgetsNothing has no forget"),
     (ProposesFromTwo(), "ProposesFromTwo.propose must take one argument: propose(requests)"),
     (ForgetsAll(), "ForgetsAll.forget must take one argument: forget(seq_ids)"),
-    (Good, "Good is a class, and a drafter is an object: give Good(...)"),
+    (Good, "Good is a class, but a drafter must be an object: give Good(...)"),
     (7, "int has no propose"),
 ]
 
@@ -100,20 +100,20 @@ BAD_ANSWERS: list[tuple[Callable[[], object], str]] = [
     (lambda: None, "Good.propose must return a foredraft.Proposal, not NoneType"),
     (lambda: [[1], [2]], "Good.propose must return a foredraft.Proposal, not list"),
     (lambda: Proposal.certain([[1]]), "Good proposed 1 rows for 2 requests"),
-    (lambda: Proposal.certain([[1], [1, 2, 3]]), "Good proposed 3 tokens in row 1: its max_len is 2"),
-    (lambda: Proposal.certain([[1], [VOCAB]]), "Good proposed the id 6 in row 1: ids go from 0 to 5"),
-    (lambda: Proposal.certain([[-1], []]), "Good proposed the id -1 in row 0"),
+    (lambda: Proposal.certain([[1], [1, 2, 3]]), "Good proposed 3 tokens in row 1, but its max_len is 2"),
+    (lambda: Proposal.certain([[1], [VOCAB]]), "Good proposed id 6 in row 1: valid ids are 0 to 5"),
+    (lambda: Proposal.certain([[-1], []]), "Good proposed id -1 in row 0"),
     (
         with_("ids", lambda ids: ids.to(torch.int32)),
         "Good: ids of its proposal must be int64 on the CPU, not torch.int32",
     ),
     (with_("lens", lambda lens: lens.float()), "Good: lens of its proposal must be int64"),
-    (with_("prob_rows", lambda rows: rows + 2), "Good named row 2 of probs in row 0, and probs has 2 rows"),
+    (with_("prob_rows", lambda rows: rows + 2), "Good named row 2 of probs in row 0, but probs has 2 rows"),
     (with_("prob_rows", lambda rows: rows - 2), "Good named row -2 of probs in row 0"),
-    (with_("probs", lambda _: None), "Good named row 0 of probs in row 0, and probs has 0 rows"),  # type: ignore[arg-type, return-value]
-    (with_("probs", lambda probs: probs[:, :4]), "Good: probs has 4 columns, and the vocabulary has 6 ids"),
-    (with_("probs", lambda probs: probs[0]), "Good: probs must be [R, V] of a floating type"),
-    (with_("probs", lambda probs: probs.long()), "Good: probs must be [R, V] of a floating type"),
+    (with_("probs", lambda _: None), "Good named row 0 of probs in row 0, but probs has 0 rows"),  # type: ignore[arg-type, return-value]
+    (with_("probs", lambda probs: probs[:, :4]), "Good: probs has 4 columns, but the vocabulary has 6 ids"),
+    (with_("probs", lambda probs: probs[0]), "Good: probs must be [R, V] of a floating-point type"),
+    (with_("probs", lambda probs: probs.long()), "Good: probs must be [R, V] of a floating-point type"),
     (with_("kept_ids", lambda _: torch.zeros(2, 1, dtype=torch.int64)), "Good: kept_ids (2, 1) must have the shape"),
 ]
 
@@ -127,11 +127,11 @@ def test_an_answer_that_breaks_the_contract_is_told_what_is_wrong(answer: Callab
 
 
 BAD_LAWS: list[tuple[Callable[[], Proposal], str]] = [
-    (with_("probs", lambda probs: probs * 2), "Good: row 0 of probs sums to 2, and must sum to 1"),
+    (with_("probs", lambda probs: probs * 2), "Good: row 0 of probs sums to 2, but must sum to 1"),
     (with_("probs", lambda probs: probs * torch.tensor([[1.0], [torch.nan]])), "Good: row 1 of probs sums to nan"),
     (
         with_("probs", lambda probs: probs + torch.tensor([0.5, -0.5, 0, 0, 0, 0])),
-        "Good: probs holds a negative number",
+        "Good: probs contains a negative number",
     ),
     (with_("ids", lambda ids: ids - 1), "Good proposed an id whose probability is 0"),
 ]

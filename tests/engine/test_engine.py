@@ -550,7 +550,7 @@ def test_allowed_ids_are_kept_to_and_no_draft_changes_the_text(bench: Bench, met
 
 def test_an_allowed_id_that_does_not_exist_is_refused(bench: Bench) -> None:
     engine = bench.engine("none")
-    with pytest.raises(ForedraftError, match="allowed_token_ids holds token id 99999999"):
+    with pytest.raises(ForedraftError, match="allowed_token_ids contains token id 99999999"):
         engine.add(PROMPTS[0], params(allowed_token_ids=[1, 99999999]))
 
 
@@ -582,7 +582,7 @@ def test_nothing_to_write_leaves_its_prompt_to_others(bench: Bench) -> None:
 def test_a_prompt_may_fill_the_context_where_nothing_is_written(bench: Bench) -> None:
     engine = bench.engine("none")
     full = [9] * bench.target.traits.context_len
-    with pytest.raises(ForedraftError, match="so that one can be written"):
+    with pytest.raises(ForedraftError, match="so that one can be generated"):
         engine.add(full, params(1))
     sequence = engine.add(full, params(0))
     run(engine)

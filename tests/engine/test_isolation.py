@@ -395,7 +395,7 @@ def test_a_drafter_that_fails_ends_nobody(
     assert drafter.forgotten == {sequence.seq_id for sequence in good}
     warned = [r.getMessage() for r in caplog.records if "drafter BadDrafter failed" in r.getMessage()]
     assert len(warned) == 1
-    assert "it is not asked for the next 32 steps" in warned[0]
+    assert "it is not used for the next 32 steps" in warned[0]
 
 
 def test_each_failure_of_a_drafter_doubles_its_rest(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:

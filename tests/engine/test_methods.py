@@ -37,9 +37,9 @@ def test_methods_are_one_or_several(methods: Any, expected: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("methods", "has_draft_model", "words"),
     [
-        ("magic", False, "unknown method 'magic': known are "),
+        ("magic", False, "unknown method 'magic': known methods are "),
         ([], False, "at least one drafter"),
-        ("ngram+ngram", False, "none of them twice"),
+        ("ngram+ngram", False, "each only once"),
         ("none+ngram", False, '"none" cannot be combined'),
         ("draft_model", False, 'method "draft_model" needs a draft model: give draft_model='),
         ("suffix+draft_model", False, "needs a draft model"),
@@ -62,7 +62,7 @@ def test_a_draft_model_may_be_combined_with_a_copy_of_the_target() -> None:
 @pytest.mark.parametrize(
     ("names", "draft_method", "words"),
     [
-        (["suffix"], "draft_model", 'exit_layer is for the method "early_exit", and the method is "suffix"'),
+        (["suffix"], "draft_model", 'exit_layer is for the method "early_exit", but the method is "suffix"'),
         (["early_exit", "eagle"], "eagle", "exit_layer and a head cannot be combined"),
     ],
 )

@@ -57,7 +57,7 @@ def test_logits_may_be_padded_and_no_more(difference: int, is_refused: bool) -> 
     if not is_refused:
         check_logit_width(target, draft)  # type: ignore[arg-type]
         return
-    with pytest.raises(VocabularyError, match=f"{4096 + difference} wide and the target's 4096"):
+    with pytest.raises(VocabularyError, match=f"{4096 + difference} wide, but the target's are 4096 wide"):
         check_logit_width(target, draft)  # type: ignore[arg-type]
 
 

@@ -252,7 +252,7 @@ def test_a_drafter_that_freed_its_memory_is_logged_once_and_not_used_for_a_while
     world.run()
     assert sorted(world.finished) == [0, 1]
     assert [record.getMessage() for record in caplog.records] == [
-        "cache memory is short: holding freed its own and is not used for 32 steps"
+        "cache memory is low: holding freed its share and is not used for the next 32 steps"
     ]
 
 

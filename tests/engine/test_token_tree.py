@@ -73,7 +73,7 @@ def test_siblings_are_no_chain() -> None:
 
 @pytest.mark.parametrize("paths", [[[0, 0]], [[1]], [[0], [0, 1]], [[0], []], [[0], [2]]])
 def test_a_missing_beginning_or_sibling_is_named(paths: list[list[int]]) -> None:
-    with pytest.raises(ForedraftError, match=r"a tree with the path .* must have .* too"):
+    with pytest.raises(ForedraftError, match=r"a tree with the path .* must also have .* and "):
         TreeShape.of_paths(paths)
 
 

@@ -115,7 +115,7 @@ def test_a_head_is_attached_with_its_window(target: LanguageModel, requested: in
 
 def test_options_without_a_head_are_refused() -> None:
     for settings in ({"head_window": 64}, {"head_settings": {"norm_output": True}}):
-        with pytest.raises(ForedraftError, match="head_window and head_settings are for heads: give draft_model="):
+        with pytest.raises(ForedraftError, match="head_window and head_settings are for heads: set draft_model="):
             LLM(EMBEDDED / "target", method="suffix", **settings)  # type: ignore[arg-type]
     with pytest.raises(ForedraftError, match="head_window must be an integer of at least 0, not -1"):
         LLM(head_window=-1)

@@ -137,7 +137,7 @@ def test_a_model_in_memory_that_is_partly_on_disk(checkpoint: Maker) -> None:
 def test_heads_and_early_exits_of_a_model_on_several_devices(checkpoint: Maker) -> None:
     hf = in_memory(checkpoint("llama"))
     hf.hf_device_map = {"model": 0, "lm_head": 1}
-    with pytest.raises(ModelError, match="lies on several devices, and heads and early exits"):
+    with pytest.raises(ModelError, match="is split over several devices, but heads and early exits"):
         LLM(hf, exit_layer=1)
 
 

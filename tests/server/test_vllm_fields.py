@@ -126,7 +126,7 @@ def test_only_allowed_ids_come(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize(
     ("ids", "words"),
-    [([], "at least 1"), ([-1], "greater"), ([10**7], "ids go from 0 to"), ([1] * 16385, "at most 16384")],
+    [([], "at least 1"), ([-1], "greater"), ([10**7], "valid ids are 0 to"), ([1] * 16385, "at most 16384")],
 )
 def test_bad_allowed_ids_are_refused_by_name(client: openai.OpenAI, ids: list[int], words: str) -> None:
     with pytest.raises(openai.BadRequestError, match=words) as caught:

@@ -16,8 +16,8 @@ def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int,
     most = context_len if params.max_tokens == 0 else context_len - 1
     if len(prompt) > most:
         raise PromptLengthError(
-            f"the prompt has {len(prompt)} tokens and the context holds {context_len}: give at most {most}"
-            + (", so that one can be written" if most < context_len else "")
+            f"the prompt has {len(prompt)} tokens, but the context holds {context_len}: give at most {most}"
+            + (", so that one can be generated" if most < context_len else "")
         )
 
 
@@ -29,10 +29,10 @@ def check_source(source: Source, params: SamplingParams, vocab_size: int, longes
     _check_not_empty(source)
     _check_known(source.ids, vocab_size)
     if len(source) > longest:
-        raise PromptLengthError(f"the prompt has {len(source)} tokens and the encoder reads at most {longest}")
+        raise PromptLengthError(f"the prompt has {len(source)} tokens, but the encoder reads at most {longest}")
     if params.prompt_logprobs is not None:
         raise ForedraftError(
-            "prompt_logprobs: an encoder reads this model's prompts, and gives no probabilities: leave it out"
+            "prompt_logprobs is not supported: an encoder reads this model's prompts, and it gives no probabilities; leave it out"
         )
 
 
@@ -41,7 +41,7 @@ def check_params(params: SamplingParams, vocab_size: int, verifications: Sequenc
     for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
         unknown = _first_outside(getattr(params, name) or (), vocab_size)
         if unknown is not None:
-            raise ForedraftError(f"{name} holds token id {unknown}: ids go from 0 to {vocab_size - 1}")
+            raise ForedraftError(f"{name} contains token id {unknown}: valid ids are 0 to {vocab_size - 1}")
     if params.verification is not None and params.verification not in verifications:
         raise ForedraftError(
             f"verification must be one of {', '.join(verifications)}, not {shown(params.verification)}"
@@ -52,7 +52,7 @@ def check_memory(num_tokens: int, num_bytes: int, budget: int) -> None:
     """Check that a text fits into the cache. num_bytes: the size of its num_tokens. budget: the size of the cache in bytes."""
     if num_bytes > budget:
         raise ForedraftError(
-            f"{num_tokens} tokens take {num_bytes / 2**20:.0f} MiB of cache and the budget is "
+            f"{num_tokens} tokens take {num_bytes / 2**20:.0f} MiB of cache, but the budget is "
             f"{budget / 2**20:.0f} MiB: raise cache_memory or lower max_tokens"
         )
 
@@ -65,7 +65,7 @@ def _check_not_empty(prompt: Sized) -> None:
 def _check_known(ids: Sequence[int], vocab_size: int) -> None:
     unknown = _first_outside(ids, vocab_size)
     if unknown is not None:
-        raise ForedraftError(f"the prompt holds token id {shown(unknown)}: ids go from 0 to {vocab_size - 1}")
+        raise ForedraftError(f"the prompt contains token id {shown(unknown)}: valid ids are 0 to {vocab_size - 1}")
 
 
 def _first_outside(ids: Sequence[int], vocab_size: int) -> int | None:

@@ -20,7 +20,7 @@ def check_drafter(drafter: object) -> None:
     """Raises DrafterError for an object that cannot be a drafter."""
     if isinstance(drafter, type):
         name = drafter.__name__
-        raise DrafterError(f"{name} is a class, and a drafter is an object: give {name}(...)")
+        raise DrafterError(f"{name} is a class, but a drafter must be an object: give {name}(...)")
     name = type(drafter).__name__
     for method, argument in _METHODS.items():
         bound = getattr(drafter, method, None)
@@ -44,11 +44,11 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
     _check_probs(name, proposal, vocab_size)
     for b, (request, row) in enumerate(zip(requests, proposal.draft_ids, strict=True)):
         if len(row) > request.max_len:
-            raise DrafterError(f"{name} proposed {len(row)} tokens in row {b}: its max_len is {request.max_len}")
+            raise DrafterError(f"{name} proposed {len(row)} tokens in row {b}, but its max_len is {request.max_len}")
     bad = _outside(proposal.draft_ids, 0, vocab_size)
     if bad is not None:
         b, token = bad
-        raise DrafterError(f"{name} proposed the id {token} in row {b}: ids go from 0 to {vocab_size - 1}")
+        raise DrafterError(f"{name} proposed id {token} in row {b}: valid ids are 0 to {vocab_size - 1}")
     _check_trees(name, proposal)
     if proposal.is_certain:
         return
@@ -57,8 +57,8 @@ def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRe
     if bad is not None:
         b, prob_row = bad
         raise DrafterError(
-            f"{name} named row {prob_row} of probs in row {b}, and probs has {num_prob_rows} rows: "
-            f"{CERTAIN} stands for a token that was certain"
+            f"{name} named row {prob_row} of probs in row {b}, but probs has {num_prob_rows} rows: "
+            f"use {CERTAIN} for a token that was certain"
         )
 
 
@@ -70,13 +70,13 @@ def _check_trees(name: str, proposal: Proposal) -> None:
         bad = next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
         if bad is not None:
             raise DrafterError(
-                f"{name} named {parents[bad]} the parent of token {bad} in row {b}: it must be an earlier token, or {ROOT}"
+                f"{name} named {parents[bad]} as the parent of token {bad} in row {b}: it must be an earlier token, or {ROOT}"
             )
         if len(set(zip(parents, ids, strict=True))) < len(ids):
-            raise DrafterError(f"{name} proposed an id twice behind one parent in row {b}: siblings must differ")
+            raise DrafterError(f"{name} proposed the same id twice after one parent in row {b}: siblings must differ")
         if any(row != CERTAIN for row in proposal.draft_prob_rows[b]):
             raise DrafterError(
-                f"{name} proposed a tree with sampled tokens in row {b}: a tree's are certain, {CERTAIN}"
+                f"{name} proposed a tree with sampled tokens in row {b}: a tree's tokens must be certain ({CERTAIN})"
             )
 
 
@@ -92,11 +92,11 @@ def check_probs(drafter: object, proposal: Proposal) -> None:
     bad = (~((named.sum(-1) - 1).abs() <= SUM_TOLERANCE)).nonzero()[:, 0].tolist()
     if bad:
         total = float(named[bad[0]].sum())
-        raise DrafterError(f"{name}: row {int(rows[bad[0]])} of probs sums to {total:.6g}, and must sum to 1")
+        raise DrafterError(f"{name}: row {int(rows[bad[0]])} of probs sums to {total:.6g}, but must sum to 1")
     if bool((named < 0).any()):
-        raise DrafterError(f"{name}: probs holds a negative number, and must hold probabilities")
+        raise DrafterError(f"{name}: probs contains a negative number, but must contain probabilities")
     if len(rows) and not bool((token_probs.to(torch.device("cpu")).at(rows, ids[:, None]) > 0).all()):
-        raise DrafterError(f"{name} proposed an id whose probability is 0 under the row of probs that it names")
+        raise DrafterError(f"{name} proposed an id whose probability is 0 in the row of probs that it names")
 
 
 def _outside(rows: Sequence[Sequence[int]], least: int, end: int) -> tuple[int, int] | None:
@@ -129,10 +129,10 @@ def _check_probs(name: str, proposal: Proposal, vocab_size: int) -> None:
         return
     if probs.ndim != 2 or not probs.is_floating_point():
         raise DrafterError(
-            f"{name}: probs must be [R, V] of a floating type, not {tuple(probs.shape)} of {probs.dtype}"
+            f"{name}: probs must be [R, V] of a floating-point type, not {tuple(probs.shape)} of {probs.dtype}"
         )
     if kept_ids is None and probs.shape[1] != vocab_size:
-        raise DrafterError(f"{name}: probs has {probs.shape[1]} columns, and the vocabulary has {vocab_size} ids")
+        raise DrafterError(f"{name}: probs has {probs.shape[1]} columns, but the vocabulary has {vocab_size} ids")
     if kept_ids is not None and kept_ids.shape != probs.shape:
         raise DrafterError(
             f"{name}: kept_ids {tuple(kept_ids.shape)} must have the shape of probs {tuple(probs.shape)}"

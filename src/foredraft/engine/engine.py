@@ -194,7 +194,7 @@ class Engine:
 
         scheduled = self._scheduler.schedule(fail)
         if not (scheduled or changed) and self.has_work:
-            raise RuntimeError("nothing can be scheduled: the cache memory is taken by nobody who runs")
+            raise RuntimeError("nothing can be scheduled: the cache memory is not held by any running sequence")
         attempts, unexplained = run_isolated(
             scheduled,
             partial(self._attempt, timer, meanwhile),

@@ -32,7 +32,5 @@ class DrafterFaults:
             self._counts[name] += 1
             self._drafter_group.forget([*running], [name])
             self._policy.cool_down([name], FAILED, num_steps)
-            logger.warning(
-                "drafter %s failed: %s; it is not asked for the next %d steps", name, brief(error), num_steps
-            )
+            logger.warning("drafter %s failed: %s; it is not used for the next %d steps", name, brief(error), num_steps)
             logger.debug("the error of drafter %s", name, exc_info=error)

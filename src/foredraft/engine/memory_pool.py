@@ -70,6 +70,6 @@ class MemoryPool:
 
     def give(self, amount: int) -> None:
         if amount > self.used:
-            raise RuntimeError(f"{amount} bytes given back, {self.used} in use")
+            raise RuntimeError(f"{amount} bytes were given back, but only {self.used} are in use")
         self.used -= amount
         self.heap.freed(amount)

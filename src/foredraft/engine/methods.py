@@ -74,14 +74,14 @@ def choose_methods(
         return [*found, *([REMOTE] if has_draft_server else [])] or ["suffix"]
     chosen, names = _listed(methods), names_of(methods)
     if not chosen or len(set(names)) < len(names):
-        raise ForedraftError(f"method must name at least one drafter, and none of them twice, not {names}")
+        raise ForedraftError(f"method must name at least one drafter, and each only once, not {names}")
     if NO_DRAFT in names and len(names) > 1:
         raise ForedraftError('method "none" cannot be combined: a choice among drafters always includes it')
     for method in chosen:
         if not isinstance(method, str):
             _check_drafter(method)
         elif method not in REGISTRY:
-            raise ForedraftError(f"unknown method {method!r}: known are {', '.join(sorted(REGISTRY))}")
+            raise ForedraftError(f"unknown method {method!r}: known methods are {', '.join(sorted(REGISTRY))}")
     if REMOTE in names and not has_draft_server:
         raise ForedraftError(f'method "{REMOTE}" needs a draft server: give draft_server=')
     given = {EARLY_EXIT} if has_exit_layer else set()
@@ -99,7 +99,7 @@ def choose_methods(
 def check_exit_layer(exit_layer: int | None, names: Sequence[str], draft_method: str) -> None:
     """Raises ForedraftError for an exit_layer that none of these methods uses, or that is combined with a head."""
     if exit_layer is not None and EARLY_EXIT not in names:
-        raise ForedraftError(f'exit_layer is for the method "early_exit", and the method is "{"+".join(names)}"')
+        raise ForedraftError(f'exit_layer is for the method "early_exit", but the method is "{"+".join(names)}"')
     if exit_layer is not None and draft_method not in LANGUAGE_MODEL_METHODS:
         raise ForedraftError("exit_layer and a head cannot be combined: leave one of them out")
 
@@ -107,14 +107,14 @@ def check_exit_layer(exit_layer: int | None, names: Sequence[str], draft_method:
 def check_draft_server(names: Sequence[str], *, is_given: bool) -> None:
     """Raises ForedraftError for a draft server that none of these methods uses."""
     if is_given and REMOTE not in names:
-        raise ForedraftError(f'draft_server is for the method "{REMOTE}", and the method is "{"+".join(names)}"')
+        raise ForedraftError(f'draft_server is for the method "{REMOTE}", but the method is "{"+".join(names)}"')
 
 
 def check_adapt(names: Sequence[str], *, adapt: bool) -> None:
     """Raises ForedraftError if adapt is set and none of these methods can adapt."""
     if adapt and not any(name in ADAPTING_METHODS for name in names):
         raise ForedraftError(
-            f'adapt is for the method {" and ".join(ADAPTING_METHODS)}, and "{"+".join(names)}" has nothing that adapts'
+            f'adapt is for the method {" and ".join(ADAPTING_METHODS)}, but "{"+".join(names)}" has nothing that adapts'
         )
 
 

@@ -98,7 +98,7 @@ class LoadedModels:
         takes_options = has_head or draft_method in TARGET_HEADS
         if not takes_options and head_options is not None and head_options.are_given:
             raise ForedraftError(
-                "head_window and head_settings are for heads: give draft_model= the directory or hub id of one"
+                "head_window and head_settings are for heads: set draft_model= to the directory or hub id of one"
             )
         self.head_options = head_options or HeadOptions()
         self.source = source
@@ -134,7 +134,7 @@ class LoadedModels:
         ignored = not_honoured(self.sampling_defaults)
         if ignored:
             logger.warning(
-                "%s: its generation_config asks for %s, which is not honoured: texts are written token by token, without beams or "
+                "%s: its generation_config sets %s, which is not supported: texts are generated token by token, without beams or "
                 "timestamps",
                 self.target.traits.name,
                 ", ".join(ignored),
@@ -185,7 +185,7 @@ class LoadedModels:
             if name in SELF_DRAFTS and name not in self.drafts:
                 if is_stored_in_few_bits(self.source, self.options):
                     raise ModelError(
-                        f"{name} drafts with a rounded copy of the target, and this target is quantized already; use another "
+                        f"{name} drafts with a rounded copy of the target, but this target is already quantized; use another "
                         "method, or give the unquantized checkpoint"
                     )
                 draft = self._load_draft(self.source, replace(_on_one_device(self.options), **SELF_DRAFTS[name]))
@@ -233,7 +233,7 @@ class LoadedModels:
         else:
             pair = pair_of(self.tokenizer, load_tokenizer(source, options), self.heterogeneous_vocab)
             if pair is not None:
-                logger.info("%s: %s; heterogeneous_vocab changes that", os.fspath(source), pair)
+                logger.info("%s: %s; set heterogeneous_vocab to change that", os.fspath(source), pair)
                 self.vocabularies["draft_model"] = pair
             draft = load_model(source, options)
         check_encoders(self.target, draft, self.vocabularies.get("draft_model"))
@@ -245,7 +245,7 @@ class LoadedModels:
             raise ModelError('method "mtp" cannot be combined with another head: load the target without it')
         if self.is_in_memory:
             raise ModelError(
-                'method "mtp" reads MTP layers from the target\'s checkpoint: give its directory or hub id, and no model object'
+                'method "mtp" reads MTP layers from the target\'s checkpoint: give its directory or hub id, not a model object'
             )
         check_can_have_head(self.target)
         name = os.fspath(self.source)
@@ -254,7 +254,7 @@ class LoadedModels:
 
     def _attach_head(self, source: ModelSource | None) -> AnyHead:
         if source is None or isinstance(source, PreTrainedModel):
-            raise ModelError("a head is given by its directory or hub id, not as a model object")
+            raise ModelError("a head must be given by its directory or hub id, not as a model object")
         options, text = self.draft_options, [] if self.tokenizer is None else self.tokenizer.encode(TEXT)
         return attach_head(
             os.fspath(source), self.target, options.revision, self.head_options, head_format(options), text
@@ -313,8 +313,8 @@ def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:
     whose vocabularies cannot be compared."""
     if abs(draft.traits.vocab_size - target.traits.vocab_size) > _MAX_PADDING:
         raise VocabularyError(
-            f"the draft model's logits are {draft.traits.vocab_size} wide and the target's {target.traits.vocab_size}: "
-            "use a draft with the target's vocabulary"
+            f"the draft model's logits are {draft.traits.vocab_size} wide, but the target's are {target.traits.vocab_size} wide: "
+            "use a draft model with the target's vocabulary"
         )
 
 
@@ -324,31 +324,32 @@ def check_encoders(target: LanguageModel, draft: LanguageModel, vocabularies: Vo
     vocabularies: None if they are the same."""
     if draft.has_encoder and not target.has_encoder:
         raise ModelError(
-            f"{draft.traits.name} is an encoder-decoder and {target.traits.name} is not: its encoder would have nothing to read"
+            f"{draft.traits.name} is an encoder-decoder, but {target.traits.name} is not: the draft's encoder "
+            "would have nothing to read"
         )
     ours, theirs = draft.traits.feature_shape, target.traits.feature_shape
     if draft.has_encoder and ours != theirs:
         raise ModelError(
-            f"the encoder of {draft.traits.name} reads {_what_is_read(ours)} and that of {target.traits.name} "
-            f"{_what_is_read(theirs)}: a draft model must read the target's sources"
+            f"the encoder of {draft.traits.name} reads {_what_is_read(ours)}, but that of {target.traits.name} reads "
+            f"{_what_is_read(theirs)}: a draft model must read the same sources as the target"
         )
     if target.has_encoder and vocabularies is not None:
         raise ModelError(
-            f"{draft.traits.name} has another vocabulary than {target.traits.name}, an encoder-decoder: its draft must have the "
-            "target's vocabulary"
+            f"{draft.traits.name} has a different vocabulary from {target.traits.name}, an encoder-decoder: its "
+            "draft model must have the target's vocabulary"
         )
 
 
 def _what_is_read(shape: FeatureShape | None) -> str:
-    return "text" if shape is None else f"features of the shape {list(shape)}"
+    return "text" if shape is None else f"features of shape {list(shape)}"
 
 
 def check_can_have_head(target: LanguageModel) -> None:
     """Raises ModelError for a target that heads and early exits cannot draft for."""
     if not target.is_whole:
         raise ModelError(
-            f"{target.traits.name} lies on several devices, and heads and early exits use weights of their target on one: use a "
-            'draft model, or method="suffix" or "ngram"'
+            f"{target.traits.name} is split over several devices, but heads and early exits use weights of their target on one "
+            'device: use a draft model, or method="suffix" or "ngram"'
         )
     check_decoder_only(target)
 
@@ -357,7 +358,7 @@ def check_decoder_only(target: LanguageModel) -> None:
     """Raises ModelError for a target that heads, early exits and draft servers cannot draft for."""
     if target.has_encoder:
         raise ModelError(
-            f"{target.traits.name} is an encoder-decoder: heads, early exits and draft servers draft for decoder-only models; use "
+            f"{target.traits.name} is an encoder-decoder: heads, early exits and draft servers draft only for decoder-only models; use "
             'an encoder-decoder as draft_model, or method="suffix" or "ngram"'
         )
 

@@ -178,7 +178,7 @@ class Scheduler:
         item = self._give_up_drafts(item)
         while not self._reserve(item):
             if len(self.running) == 1:
-                raise RuntimeError(f"sequence {sequence.seq_id} does not fit into the cache memory alone")
+                raise RuntimeError(f"sequence {sequence.seq_id} does not fit into the cache memory, even alone")
             last = self._last_of(self._largest_client())
             self.preempt(last)
             if last is sequence:
@@ -238,7 +238,9 @@ class Scheduler:
         new = self._policy.cool_down(held, MEMORY_SHORT, MEMORY_COOLDOWN) if held else []
         if new:
             logger.warning(
-                "cache memory is short: %s freed its own and is not used for %d steps", ", ".join(new), MEMORY_COOLDOWN
+                "cache memory is low: %s freed its share and is not used for the next %d steps",
+                ", ".join(new),
+                MEMORY_COOLDOWN,
             )
         return item if self._reserve(item) else replace(item, max_draft=0)
 

@@ -88,7 +88,7 @@ class SourceKeys:
         """The addresses of the keys and the values of each layer, [layers * 2], for kernels. Raises RuntimeError before the source was
         read."""
         if not self.is_read:
-            raise RuntimeError("a pass needs its sources, and the encoder has not read them")
+            raise RuntimeError("a pass needs its sources, but the encoder has not read them")
         if self._addresses is None:
             self._addresses = array("q", [t.data_ptr() for layer in sorted(self.layers) for t in self.layers[layer]])
         return self._addresses

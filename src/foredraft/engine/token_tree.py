@@ -36,7 +36,7 @@ class TreeShape:
         for path in sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path)):
             before = path[:-1] if not path or not path[-1] else (*path[:-1], path[-1] - 1)
             if not path or path[:-1] not in nodes or before not in nodes:
-                raise ForedraftError(f"a tree with the path {path} must have {path[:-1]} and {before} too")
+                raise ForedraftError(f"a tree with the path {path} must also have {path[:-1]} and {before}")
             nodes[path] = len(nodes) - 1
         return cls(tuple(nodes[path[:-1]] for path in nodes if path))
 

@@ -196,8 +196,8 @@ def test_an_error_is_blamed_on_the_field_that_was_sent() -> None:
         (completion(), "max_tokens must be", "max_tokens"),
         (chat(max_completion_tokens=1), "max_tokens must be", "max_completion_tokens"),
         (completion(guided_regex="a"), "structured_outputs.regex is endless", "guided_regex"),
-        (completion(), "the prompt holds", "prompt"),
-        (chat(), "the prompt holds", "messages"),
+        (completion(), "the prompt contains", "prompt"),
+        (chat(), "the prompt contains", "messages"),
         (completion(), "something else", None),
     ):
         assert body.error_field(ForedraftError(error)) == field
