@@ -174,11 +174,11 @@ def test_the_files_hold_the_decoders_own_weights_alone() -> None:
 
 
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
-    with pytest.raises(ModelError, match="over the encoder of a t5, and the target is a bart"):
+    with pytest.raises(ModelError, match="over the encoder of a t5, but the target is a bart"):
         LLM(made("bart"), draft("t5", 1))
-    with pytest.raises(ModelError, match="over the encoder of a t5, and the target is a llama"):
+    with pytest.raises(ModelError, match="over the encoder of a t5, but the target is a llama"):
         LLM(made("llama"), draft("t5", 1))
-    with pytest.raises(ModelError, match=r"from 1 to the target's \d layers, not 9"):
+    with pytest.raises(ModelError, match=r"1 to \d layers \(the target has \d\), not 9"):
         new_decoder(LLM(made("t5"), method="none").target, 9)
-    with pytest.raises(ModelError, match="for T5, BART and their kin"):
+    with pytest.raises(ModelError, match="only with T5, BART and related models"):
         new_decoder(LLM(made("t5gemma"), method="none").target, 1)

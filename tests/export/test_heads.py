@@ -99,7 +99,7 @@ def test_what_is_written_is_what_is_read(name: str, tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("safeailab_eagle1", "not eagle1"),
-        ("speculators_two_layers", "2 layers of the family qwen3"),
+        ("speculators_two_layers", "2 layers of the qwen3 family"),
         ("speculators_qwen3", "family qwen3|norm_before"),
         ("speculators_norm_before_fc", "norm_before_fc"),
         ("speculators_3_1", "fc_norm"),

@@ -45,7 +45,7 @@ def test_what_a_method_cannot_use_is_refused() -> None:
         LLM(EMBEDDED / "target", method="eagle")
     with pytest.raises(ForedraftError, match='"medusa" needs Medusa heads'):
         LLM(EMBEDDED / "target", method="medusa", draft_model=embedded_head("eagle"))
-    with pytest.raises(ModelError, match="its files are no head of a known form"):
+    with pytest.raises(ModelError, match="its files are not a head in a supported format"):
         LLM(EMBEDDED / "target", method="eagle", draft_model=EMBEDDED / "draft")
 
 

@@ -126,10 +126,10 @@ def test_the_line_has_what_each_candidate_gave() -> None:
         for choice, value in {(0, 0): 0.1, (1, 0): 0.5, (0, 1): 0.2, (1, 1): 0.4}.items()
     }
     assert str(Calibration(ambiguities, 9, accepted, (1, 0))) == (
-        'uses {"taps": [3, 5], "norm_output": false}: 0.500 of 2 draft tokens accepted on 9 tokens of text (its files: 0.100); '
+        'uses {"taps": [3, 5], "norm_output": false}: 0.500 of 2 draft tokens accepted on 9 tokens of text (with the settings in its files: 0.100); '
         'others: {"taps": [2, 4]} 0.100, {"norm_output": true} 0.400'
     )
-    assert "(as its files have it); others" in str(Calibration(ambiguities, 9, accepted, (0, 0)))
+    assert "(as in its files); others" in str(Calibration(ambiguities, 9, accepted, (0, 0)))
 
 
 def test_what_was_found_is_used_and_said_once(

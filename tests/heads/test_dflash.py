@@ -188,25 +188,28 @@ INNER = ZLAB.config["dflash_config"]
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        (ZLAB.having({"dflash_config": {**INNER, "target_layer_ids": None}}), "target_layer_ids must name the layers"),
+        (ZLAB.having({"dflash_config": {**INNER, "target_layer_ids": None}}), "target_layer_ids must list the layers"),
         (ZLAB.having({"dflash_config": {**INNER, "target_layer_ids": [0, 8]}}), "the target has 8 layers"),
         (
             ZLAB.having({"dflash_config": {**INNER, "mask_token_id": 32}}),
-            "mask token is 32, and there are embeddings of 32",
+            "mask token is 32, but there are embeddings for only 32",
         ),
         (
             ZLAB.having({"dflash_config": {**INNER, "projector_type": "dspark", "markov_rank": 4}}),
             "tensors are missing",
         ),
         (ZLAB.having({"dflash_config": {**INNER, "output_multiplier": 2.0}}), "output_multiplier is 2.0: only 1.0"),
-        (ZLAB.having({"dflash_config": {**INNER, "block_size": 1}}), "block_size is 1: a block has at least 2 rows"),
+        (
+            ZLAB.having({"dflash_config": {**INNER, "block_size": 1}}),
+            "block_size is 1: a block must have at least 2 rows",
+        ),
         (ZLAB.without(["hidden_norm.weight"]), "tensors are missing: hidden_norm.weight"),
-        (ZLAB.having(tensors={"candidate_selector.x": torch.zeros(1)}), "no use for: candidate_selector.x"),
-        (SPECULATORS.having({"aux_hidden_state_layer_ids": None}), "aux_hidden_state_layer_ids must name the layers"),
+        (ZLAB.having(tensors={"candidate_selector.x": torch.zeros(1)}), "does not use: candidate_selector.x"),
+        (SPECULATORS.having({"aux_hidden_state_layer_ids": None}), "aux_hidden_state_layer_ids must list the layers"),
         (ZLAB.having({"dflash_config": {**INNER, "projector_type": "domino"}}), "Domino heads, .* are not supported"),
         (
             ZLAB.having({"architectures": ["Gemma4DSparkModel"]}),
-            "Gemma4DSparkModel has layers of Gemma's form, which are not supported",
+            "Gemma4DSparkModel has Gemma layers, which are not supported",
         ),
         (
             ZLAB.having({"dflash_config": {**INNER, "projector_type": "magic"}}),
@@ -214,9 +217,9 @@ INNER = ZLAB.config["dflash_config"]
         ),
         (DSPARK.having({"markov_head_type": "lstm"}), "markov_head_type is 'lstm': only vanilla, gated and rnn"),
         (SELECTING.having({"selector_top_k": 33}), "selector_top_k must be 1 to 32, not 33"),
-        (SELECTING.having({"conv_group_size": 5}), "conv_group_size divide 16, not 2 and 5"),
-        (SPECULATORS.having({"markov_rank": 4}), "does not know: markov_rank"),
-        (SPECULATORS.without(["d2t", "t2d"]), "has no table d2t"),
+        (SELECTING.having({"conv_group_size": 5}), "conv_group_size must divide 16; they are 2 and 5"),
+        (SPECULATORS.having({"markov_rank": 4}), "does not recognize: markov_rank"),
+        (SPECULATORS.without(["d2t", "t2d"]), "has no d2t table"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -89,12 +89,12 @@ def test_it_costs_no_cache_memory() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"early_exit_layer": 8}, "it exits after layer 8, and the target has 8: it belongs to another target"),
+        ({"early_exit_layer": 8}, "it exits after layer 8, but the target has 8: it belongs to another target"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu': only 'silu' is supported"),
-        ({"depth": 1}, "keys that foredraft does not know: depth"),
-        ({"adapter_size": 32}, "adapter.down_proj.weight is"),
+        ({"depth": 1}, "keys that foredraft does not recognize: depth"),
+        ({"adapter_size": 32}, "adapter.down_proj.weight has the shape"),
         ({"norm_bias": True}, "tensors are missing: .*norm.bias"),
-        ({"target_hidden_size": 128}, "and the target's are 256 wide"),
+        ({"target_hidden_size": 128}, "but the target's have width 256"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -251,19 +251,23 @@ SAFEAILAB, SPECULATORS, MEDUSA = "safeailab_eagle3", "speculators_llama", "medus
 @pytest.mark.parametrize(
     ("name", "config", "words"),
     [
-        (SAFEAILAB, {"attention_gate": True}, "keys that foredraft does not know: attention_gate"),
+        (SAFEAILAB, {"attention_gate": True}, "keys that foredraft does not recognize: attention_gate"),
         (SAFEAILAB, {"eagle_config": {"use_magic": 1}}, "eagle_config.use_magic"),
         (SAFEAILAB, {"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True: only False"),
         (SAFEAILAB, {"eagle_config": 3}, "eagle_config must be an object"),
         (SAFEAILAB, {"quantization_config": {"bits": 4}}, "quantization_config"),
         (SAFEAILAB, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary embedding is of type 'dynamic'"),
-        (SAFEAILAB, {"model_type": "gemma"}, "of the family 'gemma': only llama, qwen3"),
+        (SAFEAILAB, {"model_type": "gemma"}, "to the family 'gemma': only llama, qwen3"),
         (SAFEAILAB, {"num_aux_hidden_states": 5}, "give eagle_aux_hidden_state_layer_ids"),
         (SAFEAILAB, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}}, "the target has 8 layers"),
         (SAFEAILAB, {"norm_output": "yes"}, "norm_output must be true or false"),
         (SAFEAILAB, {"draft_vocab_size": 1.5}, "draft_vocab_size must be a whole number"),
         (SAFEAILAB, {"fc_norm": True}, "tensors are missing: fc_norm.0.weight"),
-        (SAFEAILAB, {"intermediate_size": 32}, "down_proj.weight is [16, 24] in the file, and should be [16, 32]"),
+        (
+            SAFEAILAB,
+            {"intermediate_size": 32},
+            "down_proj.weight has the shape [16, 24] in the file, but should have [16, 32]",
+        ),
         (
             SPECULATORS,
             {"speculators_model_type": "hydra"},
@@ -284,14 +288,14 @@ def test_a_configuration_is_refused_by_name(name: str, config: dict[str, Any], w
 @pytest.mark.parametrize(
     ("name", "tensors", "words"),
     [
-        (SAFEAILAB, {"midlayer.gate.weight": torch.zeros(2)}, "no use for: layers.0.gate.weight"),
+        (SAFEAILAB, {"midlayer.gate.weight": torch.zeros(2)}, "does not use: layers.0.gate.weight"),
         (SAFEAILAB, {"midlayer.self_attn.q_proj.bias": torch.zeros(16)}, "layers.0.self_attn.q_proj.bias"),
         (SAFEAILAB, {"layers.2.mlp.up_proj.weight": torch.zeros(2)}, "layers 0, 1, .."),
         (SAFEAILAB, {"norm.weight": torch.zeros(16, dtype=torch.int8)}, "norm.weight holds int8"),
-        (SAFEAILAB, {"lm_head.weight": torch.zeros(9, 16)}, "[9, 16] in the file, and should be [20, 16]"),
+        (SAFEAILAB, {"lm_head.weight": torch.zeros(9, 16)}, "[9, 16] in the file, but should have [20, 16]"),
         (SPECULATORS, {"verifier_gate.weight": torch.zeros(2)}, "verifier_gate.weight"),
         (MEDUSA, {"3.0.linear.weight": torch.zeros(16, 16)}, "tensors are missing: blocks.3.0.bias, lm_heads.3.weight"),
-        (MEDUSA, {"gate": torch.zeros(16, 16)}, "no use for: gate"),
+        (MEDUSA, {"gate": torch.zeros(16, 16)}, "does not use: gate"),
     ],
 )
 def test_tensors_are_refused_by_name(name: str, tensors: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -313,8 +317,8 @@ def test_a_reduced_vocabulary_without_its_table_is_refused(tmp_path: Path) -> No
     ("target", "words"),
     [
         (TARGET._replace(hidden_size=24), "belongs to another target"),
-        (TARGET._replace(vocab_size=24), "the target has 24 ids"),
-        (TARGET._replace(vocab_size=48), "embeddings are of 32 ids, and the target has 48"),
+        (TARGET._replace(vocab_size=24), "the target has only 24 ids"),
+        (TARGET._replace(vocab_size=48), "embeddings cover 32 ids, but the target has 48"),
         (TARGET._replace(num_layers=3), "the target has 3 layers"),
     ],
 )
@@ -331,7 +335,7 @@ def test_a_narrower_head_needs_embeddings_of_its_own(tmp_path: Path) -> None:
     ("files", "words"),
     [
         ({}, "no config.json"),
-        ({"config.json": "[]"}, "no JSON object"),
+        ({"config.json": "[]"}, "not a JSON object"),
         ({"config.json": "{"}, "cannot be read: JSONDecodeError"),
         ({"config.json": "{}"}, "no weights in this directory"),
         ({"config.json": "{}", "model.safetensors": "no"}, "cannot be read"),
@@ -353,7 +357,7 @@ def test_a_path_that_leads_nowhere_is_refused() -> None:
 
 def test_other_models_are_no_heads(tmp_path: Path) -> None:
     case = Golden({"model_type": "llama"}, {"model.embed_tokens.weight": torch.zeros(4, 4)})
-    assert "no head of a known form (early exit, foredraft's EAGLE-1, speculators, " in refusal(case, tmp_path)
+    assert "not a head in a supported format (early exit, foredraft's EAGLE-1, speculators, " in refusal(case, tmp_path)
 
 
 class Payload:
@@ -374,5 +378,5 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_pickle_of_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     torch.save({"0.0.linear.weight": [1.0]}, tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(ModelError, match="no state dict"):
+    with pytest.raises(ModelError, match="not a state dict"):
         load_head(str(tmp_path), TARGET)

@@ -213,17 +213,20 @@ def spoiled(tmp_path: Path, **tensors: Tensor | None) -> Path:
     ("tensors", "message"),
     [
         ({"model__layers__2__eh_proj__weight": None}, r"tensors are missing: layers\.0\.eh_proj\.weight"),
-        ({"model__layers__2__extra__weight": torch.ones(2)}, r"has no use for: layers\.0\.block\.extra\.weight"),
-        ({"model__layers__2__enorm__weight": torch.ones(5)}, r"layers\.0\.enorm\.weight is \[5\] in the file"),
+        ({"model__layers__2__extra__weight": torch.ones(2)}, r"does not use: layers\.0\.block\.extra\.weight"),
+        (
+            {"model__layers__2__enorm__weight": torch.ones(5)},
+            r"layers\.0\.enorm\.weight has the shape \[5\] in the file",
+        ),
         (
             {"model__layers__2__eh_proj__weight": torch.ones(32, 64).to(torch.float8_e4m3fn)},
             "only unquantized weights are supported",
         ),
-        ({"model__layers__2__mlp__experts__1__up_proj__weight": None}, r"lack weights of experts: 1\.up_proj"),
-        ({"model__layers__4__enorm__weight": torch.ones(32)}, r"should be 2, 3, \.\., and are 2, 4"),
+        ({"model__layers__2__mlp__experts__1__up_proj__weight": None}, r"lack expert weights: 1\.up_proj"),
+        ({"model__layers__4__enorm__weight": torch.ones(32)}, r"should be 2, 3, \.\.\., but are 2, 4"),
         (
             {"model__layers__2__embed_tokens__weight": torch.ones(64, 32)},
-            r"embed_tokens\.weight of its MTP layers is not the target's",
+            r"embed_tokens\.weight of its MTP layers differs from the target's",
         ),
     ],
     ids=["missing", "unused", "shape", "quantized", "expert", "gap", "copy"],
@@ -243,7 +246,9 @@ def test_a_target_without_mtp_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no MTP layers"):
         LLM(folder, method="none").with_drafter("mtp")
     add = {"mtp.fc.weight": torch.ones(2, 2)}
-    with pytest.raises(ModelError, match=r"a form that is not known \(mtp\.fc\.weight; known are DeepSeek-V3, MiMo\)"):
+    with pytest.raises(
+        ModelError, match=r"an unknown format \(mtp\.fc\.weight; supported formats: DeepSeek-V3, MiMo\)"
+    ):
         LLM(mtp_targets.add(folder, add), method="mtp")
 
 
@@ -253,7 +258,7 @@ def test_layers_of_several_kinds_are_refused(tmp_path: Path) -> None:
     config = Qwen2Config(**{**sizes, "layer_types": kinds, "use_sliding_window": True, "sliding_window": 8})
     target = new_target(config)
     folder = save(target, mimo_tensors(target), tmp_path)
-    with pytest.raises(ModelError, match="its layers are of the kinds full_attention, sliding_attention"):
+    with pytest.raises(ModelError, match="its layer_types are full_attention, sliding_attention"):
         LLM(folder, method="mtp")
 
 
@@ -278,4 +283,4 @@ def test_what_the_configuration_says_otherwise_is_noted(tmp_path: Path, caplog: 
     )
     with caplog.at_level(logging.INFO, "foredraft"):
         assert attach_mtp(str(folder), loaded(folder)).num_layers == 1
-    assert "config.json says 2 MTP layers, and the weights have 1" in caplog.text
+    assert "config.json specifies 2 MTP layers, but the weights have 1" in caplog.text

@@ -51,7 +51,7 @@ def test_the_final_state_may_be_named(checkpoint: HeadCheckpoint) -> None:
     [
         (
             {"hidden_size": 3},
-            "'hidden_size' cannot be set for this head: known are taps, norm_before_residual, norm_output",
+            "'hidden_size' cannot be set for this head; supported: taps, norm_before_residual, norm_output",
         ),
         ({"applies_fc": True}, "'applies_fc' cannot be set"),
         ({"d2t": "ids"}, "'d2t' cannot be set"),
@@ -77,7 +77,7 @@ def test_a_table_is_read_as_ids_or_offsets_only(checkpoint: HeadCheckpoint) -> N
 def test_other_kinds_of_heads_have_their_taps_only(tmp_path: Path) -> None:
     medusa = load_head(str(golden("medusa").save(tmp_path)), TARGET)
     assert overridden(medusa, {"taps": [8]}, TARGET).config.taps == (8,)
-    with pytest.raises(ModelError, match=r"known are taps$"):
+    with pytest.raises(ModelError, match=r"supported: taps$"):
         overridden(medusa, {"norm_output": True}, TARGET)
 
 

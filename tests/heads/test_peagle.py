@@ -67,7 +67,7 @@ def test_its_files_tell_it_from_eagle_3(tmp_path: Path) -> None:
     )
     assert head_method_of(str(folder)) == "peagle"
     assert head_method_of(str(golden("speculators_qwen3").save(tmp_path / "eagle"))) == "eagle"
-    with pytest.raises(ValueError, match="holds EAGLE-3 over inputs of layers, not P-EAGLE"):
+    with pytest.raises(ValueError, match="holds EAGLE-3 heads that read layer inputs, not P-EAGLE"):
         save_eagle3(head_of(golden("peagle"), tmp_path / "again"), tmp_path / "out", "target", ["LlamaForCausalLM"])
 
 
@@ -75,7 +75,10 @@ def test_its_files_tell_it_from_eagle_3(tmp_path: Path) -> None:
     ("case", "words"),
     [
         (golden("peagle").having({"mask_token_id": None}), "mask_token_id must be a whole number"),
-        (golden("peagle").having({"mask_token_id": 32}), "its mask token is 32, and there are embeddings of 32 ids"),
+        (
+            golden("peagle").having({"mask_token_id": 32}),
+            "its mask token is 32, but there are embeddings for only 32 ids",
+        ),
         (golden("peagle").without(["mask_hidden"]), "tensors are missing: mask_hidden"),
         (golden("peagle").having({"speculators_model_type": "eagle3"}), "mask_token_id"),
         (

@@ -115,7 +115,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         ({"aux_hidden_state_layer_ids": [1, 6]}, "it reads the inputs of the layers"),
         ({"aux_hidden_state_layer_ids": None}, "it reads the inputs of the layers"),
         ({"draft_vocab_size": 32}, "draft_vocab_size is 32: only 64 is supported"),
-        ({"norm_before_residual": True}, "keys that foredraft does not know: norm_before_residual"),
+        ({"norm_before_residual": True}, "keys that foredraft does not recognize: norm_before_residual"),
     ],
 )
 def test_files_for_another_target_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -128,5 +128,5 @@ def test_files_for_another_target_are_refused(tmp_path: Path, change: dict[str, 
 def test_another_head_cannot_be_saved_in_this_form(tmp_path: Path) -> None:
     head = new_head()
     head.config = EagleConfig(**{**vars(head.config), "projects_features": False})
-    with pytest.raises(ValueError, match="EAGLE-1 that projects features"):
+    with pytest.raises(ValueError, match="EAGLE-1 heads that project features"):
         save_eagle1(head, tmp_path, "target", [])

@@ -78,5 +78,5 @@ def _none(_: Tensor) -> Tensor:
 
 
 def test_what_the_form_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="EAGLE-3 over inputs of layers, not eagle1"):
+    with pytest.raises(ValueError, match="EAGLE-3 heads that read layer inputs, not eagle1"):
         save_eagle3(head_of("safeailab_eagle1", tmp_path), tmp_path / "saved", "target", [])

@@ -119,7 +119,7 @@ def _window(name: str, config: EagleConfig, options: HeadOptions, target: Langua
     context_len = getattr(target.hf.config.get_text_config(), "max_position_embeddings", None)
     window = window_of(config, options.window, context_len)
     if window is not None and options.window is None:
-        logger.info("%s: sees %d tokens at a time, as in its training; head_window changes that", name, window)
+        logger.info("%s: it sees %d tokens at a time, as in training; set head_window to change that", name, window)
     return window
 
 

@@ -88,7 +88,9 @@ class Calibration:
         ]
         everything = self._settings(dict(enumerate(self.chosen)))
         origin = (
-            "as its files have it" if self.keeps_defaults else f"its files: {self._mean((0,) * len(self.chosen)):.3f}"
+            "as in its files"
+            if self.keeps_defaults
+            else f"with the settings in its files: {self._mean((0,) * len(self.chosen)):.3f}"
         )
         return (
             f"uses {everything}: {self._mean(self.chosen):.3f} of {_NUM_DRAFTED} draft tokens accepted on {self.num_tokens} tokens of "

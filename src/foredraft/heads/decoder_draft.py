@@ -97,11 +97,11 @@ def read_layers(name: str, target: LanguageModel, revision: str | None = None) -
     files = HeadFiles.of(name, revision)
     config, own = files.config, target.hf.config
     if not shares_encoder(config):
-        raise ModelError(f"{name}: its files are no decoder over a target's encoder")
+        raise ModelError(f"{name}: its files do not hold a decoder over a target's encoder")
     _refuse_sound(target)
     kind = config.get("model_type")
     if kind != own.model_type:
-        raise ModelError(f"{name}: a decoder over the encoder of a {kind}, and the target is a {own.model_type}")
+        raise ModelError(f"{name}: it is a decoder over the encoder of a {kind}, but the target is a {own.model_type}")
     num_layers = config.get(_field_of(own, _DECODER_LAYERS))
     if not isinstance(num_layers, int):
         raise ModelError(f"{name}: its {CONFIG} does not say how many layers its decoder has")
@@ -111,13 +111,17 @@ def read_layers(name: str, target: LanguageModel, revision: str | None = None) -
 def _field_of(config: PretrainedConfig, names: Sequence[str]) -> str:
     found = next((name for name in names if hasattr(config, name)), None)
     if found is None:
-        raise ModelError(f"{config.model_type}: a decoder over the target's encoder is for T5, BART and their kin")
+        raise ModelError(
+            f"{config.model_type}: a decoder over the target's encoder works only with T5, BART and related models"
+        )
     return found
 
 
 def _refuse_sound(target: LanguageModel) -> None:
     if target.traits.feature_shape is not None:
-        raise ModelError(f"{target.traits.name}: a decoder over the target's encoder is for targets that read text")
+        raise ModelError(
+            f"{target.traits.name}: a decoder over the target's encoder works only with targets that read text"
+        )
 
 
 def _trainable(target: LanguageModel, num_layers: int, weights: dict[str, Tensor]) -> PreTrainedModel:
@@ -140,7 +144,7 @@ def _empty(target: PreTrainedModel, num_layers: int, weights: dict[str, Tensor])
     most = int(getattr(config, field))
     if not 1 <= num_layers <= most:
         raise ModelError(
-            f"a decoder over the target's encoder has from 1 to the target's {most} layers, not {num_layers}"
+            f"a decoder over the target's encoder must have 1 to {most} layers (the target has {most}), not {num_layers}"
         )
     setattr(config, field, num_layers)
     setattr(config, _field_of(config, _ENCODER_LAYERS), 0)
@@ -158,7 +162,9 @@ def _load(hf: PreTrainedModel, weights: dict[str, Tensor]) -> None:
     own = own_weights(hf)
     wrong = sorted(own.keys() ^ weights.keys()) or sorted(n for n in own if own[n].shape != weights[n].shape)
     if wrong:
-        raise ModelError(f"{wrong[0]} is missing, unknown or of another shape: the decoder belongs to another target")
+        raise ModelError(
+            f"{wrong[0]} is missing, unknown or of a different shape: the decoder belongs to another target"
+        )
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(weights[name])

@@ -118,10 +118,10 @@ def _folder_of(name: str, revision: str | None) -> Path:
 def _config_of(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
-        raise ModelError(f"there is no {CONFIG} in this directory; give the whole directory of the head")
+        raise ModelError(f"there is no {CONFIG} in this directory; give the head's whole directory")
     config = json.loads(path.read_bytes())
     if not isinstance(config, dict):
-        raise ModelError(f"its {CONFIG} is no JSON object; download it again")
+        raise ModelError(f"its {CONFIG} is not a JSON object; download it again")
     return config
 
 
@@ -145,16 +145,16 @@ def weight_files(folder: Path) -> Iterator[Path]:
     elif index is not None:
         yield from (folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values())))
     else:
-        raise ModelError(f"no weights in this directory; there should be one of {', '.join(_SINGLE)}")
+        raise ModelError(f"no weights in this directory; it should hold one of {', '.join(_SINGLE)}")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise ModelError(f"{path.name} is missing, which its index names; download it again")
+        raise ModelError(f"{path.name}, which its index lists, is missing; download it again")
     if path.suffix == ".safetensors":
         tensors: dict[str, Any] = load_file(path)
     else:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise ModelError(f"{path.name} is no state dict: it holds other things than tensors by name")
+        raise ModelError(f"{path.name} is not a state dict: it holds something other than named tensors")
     return tensors

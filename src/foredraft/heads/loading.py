@@ -49,14 +49,16 @@ def load_mtp(name: str, hf: PreTrainedModel, revision: str | None = None) -> Hea
     with tensors that are missing, unknown or of another shape, or that cannot be built from the target's configuration.
     """
     if is_gguf(Path(name)):
-        raise ModelError(f"{name}: a GGUF file; MTP layers are read from checkpoints in Hugging Face format")
+        raise ModelError(
+            f"{name}: this is a GGUF file; MTP layers are read only from checkpoints in Hugging Face format"
+        )
     if _is_quantized(hf.config):
-        raise ModelError(f"{name}: its weights are quantized, and MTP layers are read from unquantized ones only")
+        raise ModelError(f"{name}: its weights are quantized, but MTP layers are read only from unquantized ones")
     tensors = CheckpointTensors(name, revision)
     try:
         found = mtp.find_layers(tensors.names, hf.config.get_text_config().num_hidden_layers)
         if found is None:
-            raise ModelError("it has no MTP layers, with which it could draft for itself; use another method")
+            raise ModelError("it has no MTP layers to draft with; use another method")
         checkpoint = mtp.read(found, tensors.read(found.wanted), hf.config, DecoderParts.of(hf))
         _check_tensors(checkpoint)
     except ModelError as error:
@@ -84,7 +86,7 @@ def format_of(files: HeadFiles) -> HeadFormat:
         if form.matches(files):
             return form
     known = ", ".join(form.name for form in FORMATS)
-    raise ModelError(f"its files are no head of a known form ({known})")
+    raise ModelError(f"its files are not a head in a supported format ({known})")
 
 
 def module_of(checkpoint: HeadCheckpoint) -> nn.Module:
@@ -109,11 +111,12 @@ def _check_target(checkpoint: HeadCheckpoint, target: TargetShape) -> None:
     config = checkpoint.config
     if config.target_hidden_size != target.hidden_size:
         raise ModelError(
-            f"it reads hidden states of width {config.target_hidden_size}, and the target's are {target.hidden_size} wide: it belongs to another target"
+            f"it reads hidden states of width {config.target_hidden_size}, but the target's have width "
+            f"{target.hidden_size}: it belongs to another target"
         )
     if config.target_ids is not None and int(config.target_ids.max()) >= target.vocab_size:
         raise ModelError(
-            f"its vocabulary table reaches id {int(config.target_ids.max())}, and the target has {target.vocab_size} ids"
+            f"its vocabulary table goes up to id {int(config.target_ids.max())}, but the target has only {target.vocab_size} ids"
         )
     if isinstance(config, EagleConfig | DFlashConfig):
         _check_widths(config, target)
@@ -125,15 +128,18 @@ def _check_widths(config: EagleConfig | DFlashConfig, target: TargetShape) -> No
     ]
     if borrowed and config.hidden_size != target.hidden_size:
         raise ModelError(
-            f"it has no {borrowed[0]}, and the target's are {target.hidden_size} wide where the head is {config.hidden_size} wide"
+            f"it has no {borrowed[0]}, and cannot use the target's: the width there is {target.hidden_size}, but the "
+            f"head's is {config.hidden_size}"
         )
     if config.owns_embeddings and config.layer.vocab_size < target.vocab_size:
-        raise ModelError(f"its embeddings are of {config.layer.vocab_size} ids, and the target has {target.vocab_size}")
+        raise ModelError(f"its embeddings cover {config.layer.vocab_size} ids, but the target has {target.vocab_size}")
     num_embeddings = config.layer.vocab_size if config.owns_embeddings else target.vocab_size
     if config.mask_token is not None and not 0 <= config.mask_token < num_embeddings:
-        raise ModelError(f"its mask token is {config.mask_token}, and there are embeddings of {num_embeddings} ids")
+        raise ModelError(
+            f"its mask token is {config.mask_token}, but there are embeddings for only {num_embeddings} ids"
+        )
     if config.target_ids is None and not config.owns_lm_head and config.draft_vocab_size != config.layer.vocab_size:
-        raise ModelError("it drafts a part of the vocabulary, and has neither a table nor an lm_head")
+        raise ModelError("it drafts only part of the vocabulary, but has neither a vocabulary table nor an lm_head")
 
 
 def _check_tensors(checkpoint: HeadCheckpoint) -> None:
@@ -142,7 +148,7 @@ def _check_tensors(checkpoint: HeadCheckpoint) -> None:
     unused, missing = sorted(tensors.keys() - expected.keys()), sorted(expected.keys() - tensors.keys())
     if unused:
         raise ModelError(
-            f"tensors that the head has no use for: {_listed(unused)}; its configuration and weights disagree"
+            f"tensors that the head does not use: {_listed(unused)}; its configuration and weights disagree"
         )
     if missing:
         raise ModelError(f"tensors are missing: {_listed(missing)}; its configuration and weights disagree")
@@ -153,7 +159,8 @@ def _check_tensors(checkpoint: HeadCheckpoint) -> None:
 def _check_tensor(name: str, tensor: Tensor, expected: Tensor) -> None:
     if tensor.shape != expected.shape:
         raise ModelError(
-            f"{name} is {list(tensor.shape)} in the file, and should be {list(expected.shape)} by its configuration"
+            f"{name} has the shape {list(tensor.shape)} in the file, but should have {list(expected.shape)} according to "
+            "its configuration"
         )
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise ModelError(
@@ -166,4 +173,4 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 
 def _no_target(_: Tensor) -> Any:
-    raise RuntimeError("this head was made without a target")
+    raise RuntimeError("this head was created without a target")

@@ -121,11 +121,11 @@ class MtpHead(WindowedHead):
             for layer in range(self.num_layers):
                 states = self.run(layer, flatten(reads, cache), states)
         except Exception as error:  # the model's own code may raise anything
-            raise ModelError(f"{name}: its MTP layers ({kind}) do not run: {one_line(error)}") from error
+            raise ModelError(f"{name}: its MTP layers ({kind}) cannot be run: {one_line(error)}") from error
         if cache.region(0).bytes_per_token != self.bytes_per_token:
             raise ModelError(
-                f"{name}: its MTP layers ({kind}) keep {cache.region(0).bytes_per_token} bytes of a token, and not the "
-                f"{self.bytes_per_token} of keys and values: their attention is of a kind that is not supported"
+                f"{name}: its MTP layers ({kind}) keep {cache.region(0).bytes_per_token} bytes per token instead of the "
+                f"{self.bytes_per_token} of keys and values: their kind of attention is not supported"
             )
 
 

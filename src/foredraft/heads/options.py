@@ -52,7 +52,7 @@ def overridden(checkpoint: HeadCheckpoint, settings: Mapping[str, Any], target: 
     for name, value in settings.items():
         known = _known(config)
         if name not in known:
-            raise ModelError(f"head_settings: {shown(name)} cannot be set for this head: known are {', '.join(known)}")
+            raise ModelError(f"head_settings: {shown(name)} cannot be set for this head; supported: {', '.join(known)}")
         field_name, checked = _checked(name, value, config, target)
         fields[field_name] = checked
     left = tuple(each for each in config.ambiguities if each.field not in fields)

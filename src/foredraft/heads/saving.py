@@ -49,7 +49,7 @@ def save_eagle3(
     config = head.config
     if config.kind != "eagle3" or min(config.taps) < 0 or config.mask_token is not None:
         kind = config.kind if config.mask_token is None else "P-EAGLE"
-        raise ValueError(f"this form holds EAGLE-3 over inputs of layers, not {kind} over {config.taps}")
+        raise ValueError(f"this format holds EAGLE-3 heads that read layer inputs, not {kind} over {config.taps}")
     weights = {name: weight for name, weight in head.state_dict().items() if name not in without}
     tensors = _stored(weights, dtype) | _tables(config)
     _write(folder, tensors, _fields(config, verifier, architectures, dtype, speculative_tokens))
@@ -62,11 +62,15 @@ def save_safeailab_eagle3(head: EagleHead, folder: Path, dtype: torch.dtype = to
     """
     config = head.config
     if config.kind != "eagle3" or min(config.taps) < 1:
-        raise ValueError(f"it holds EAGLE-3 over outputs of layers, not {config.kind} over the inputs of {config.taps}")
+        raise ValueError(
+            f"this format holds EAGLE-3 heads that read layer outputs, not {config.kind} over the inputs of {config.taps}"
+        )
     unknown = [name for name in _NOT_SAFEAILAB if getattr(config, name)]
     if unknown or config.num_layers != 1 or config.family != "llama":
-        beyond = ", ".join(unknown) or f"{config.num_layers} layers of the family {config.family}"
-        raise ValueError(f"its readers know EAGLE-3 with one layer of Llama's form, and this head has {beyond}")
+        beyond = ", ".join(unknown) or f"{config.num_layers} layers of the {config.family} family"
+        raise ValueError(
+            f"programs that read this format support only EAGLE-3 with one Llama layer, but this head has {beyond}"
+        )
     weights = {_FIRST_LAYER.sub("midlayer.", name): weight for name, weight in head.state_dict().items()}
     fields = {
         **config.layer.to_dict(),
@@ -96,7 +100,7 @@ def save_eagle1(
     """
     config = head.config
     if config.kind != "eagle1" or not config.projects_features or config.target_ids is not None:
-        raise ValueError(f"this form holds EAGLE-1 that projects features and drafts all ids, not {config.kind}")
+        raise ValueError(f"this format holds EAGLE-1 heads that project features and draft all ids, not {config.kind}")
     fields = {
         "architectures": ["Eagle1DraftModel"],
         "speculators_model_type": projected_eagle1.KIND,
@@ -122,7 +126,7 @@ def save_block_head(
     config = head.config
     correction = config.correction
     if config.kind not in ("dflash", "dspark") or min(config.taps) < 0 or config.owns_embeddings:
-        raise ValueError(f"this form is written for DFlash and DSpark over inputs of layers, not {config.kind}")
+        raise ValueError(f"this format holds DFlash and DSpark heads that read layer inputs, not {config.kind}")
     prefix = CORRECTION_PREFIXES.get(config.kind, "")
     weights = {name.replace("correction.", prefix): weight for name, weight in head.state_dict().items()}
     if config.target_ids is None:

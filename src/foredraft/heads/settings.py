@@ -77,5 +77,5 @@ class Settings:
         if self._unread:
             names = ", ".join(f"{self._where}{key}" for key in sorted(self._unread))
             raise ModelError(
-                f"config.json has keys that foredraft does not know: {names}; they may change what the head computes"
+                f"config.json has keys that foredraft does not recognize: {names}; they may change what the head computes"
             )

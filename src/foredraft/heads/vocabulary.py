@@ -30,7 +30,7 @@ def read_table(d2t: Tensor | None, t2d: Tensor | None, draft_vocab_size: int, vo
         return VocabularyTable(None)
     if d2t is None and t2d is None:
         raise ModelError(
-            f"it drafts {draft_vocab_size} of {vocab_size} ids, and has no table d2t that tells which; add the table it was "
+            f"it drafts {draft_vocab_size} of {vocab_size} ids, but has no d2t table to say which; add the table it was "
             "trained with"
         )
     _check_shapes({"d2t": (d2t, draft_vocab_size), "t2d": (t2d, vocab_size)})
@@ -46,7 +46,7 @@ def read_table(d2t: Tensor | None, t2d: Tensor | None, draft_vocab_size: int, vo
     readings = [reading for reading in (offsets, ids) if _fits(reading, marked, vocab_size)]
     if not readings:
         raise ModelError(
-            f"its d2t is no table{_against(t2d)}: neither offsets nor ids that rise within {vocab_size} ids"
+            f"its d2t is not a table{_against(t2d)}: it holds neither offsets nor ids in ascending order below {vocab_size}"
         )
     notes = ("d2t holds ids of the target, not offsets",) if readings[0] is ids else ()
     return VocabularyTable(readings[0], tuple(readings) if len(readings) > 1 else (), notes)
@@ -69,7 +69,9 @@ def check_ids(ids: Tensor, name: str, draft_vocab_size: int, vocab_size: int) ->
     _check_shapes({name: (ids, draft_vocab_size)})
     ids = ids.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(set(ids.tolist())) < len(ids):
-        raise ModelError(f"its {name} is no table: it should hold {draft_vocab_size} different ids below {vocab_size}")
+        raise ModelError(
+            f"its {name} is not a table: it should hold {draft_vocab_size} different ids below {vocab_size}"
+        )
     return ids
 
 
@@ -80,7 +82,7 @@ def _is_blank(d2t: Tensor | None) -> bool:
 def _check_shapes(tables: Mapping[str, tuple[Tensor | None, int]]) -> None:
     for name, (table, size) in tables.items():
         if table is not None and tuple(table.shape) != (size,):
-            raise ModelError(f"its {name} has the shape {list(table.shape)}, and should have [{size}]")
+            raise ModelError(f"its {name} has the shape {list(table.shape)}, but should have [{size}]")
 
 
 def _from_marks(marked: Tensor | None, draft_vocab_size: int) -> VocabularyTable:
@@ -88,7 +90,9 @@ def _from_marks(marked: Tensor | None, draft_vocab_size: int) -> VocabularyTable
         raise ModelError(
             f"it has no d2t, and its t2d does not mark {draft_vocab_size} ids; add the table it was trained with"
         )
-    return VocabularyTable(marked, notes=("there is no d2t; its vocabulary is the ids that t2d marks, in order",))
+    return VocabularyTable(
+        marked, notes=("there is no d2t; its vocabulary consists of the ids that t2d marks, in order",)
+    )
 
 
 def _fits(ids: Tensor, marked: Tensor | None, vocab_size: int) -> bool:

@@ -21,7 +21,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     settings = Settings(files.config)
     ids = settings.integers("target_layer_ids")
     if ids is None:
-        raise ModelError("config.json does not give target_layer_ids; put those in that the head was trained with")
+        raise ModelError("config.json does not give target_layer_ids; add the ids that the head was trained with")
     _check_depth(settings, target)
     settings.take(_TRAINING)
     layer = read_layers(settings, count_layers(files.tensors), "qwen3")
@@ -41,7 +41,7 @@ def _check_depth(settings: Settings, target: TargetShape) -> None:
     num_layers = settings.get("num_target_layers", target.num_layers)
     if num_layers != target.num_layers:
         raise ModelError(
-            f"its target has {num_layers} layers, and this one {target.num_layers}: it belongs to another target"
+            f"its target has {num_layers} layers, but this one has {target.num_layers}: it belongs to another target"
         )
 
 

@@ -106,7 +106,7 @@ def read_zlab(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     kind = _zlab_kind(files, inner)
     ids = either.read("target_layer_ids").integers("target_layer_ids")
     if ids is None:
-        raise ModelError("config.json: dflash_config.target_layer_ids must name the layers that it reads")
+        raise ModelError("config.json: dflash_config.target_layer_ids must list the layers that it reads")
     for part in (settings, inner):
         part.expect(**_NEUTRAL)
     causal = settings.get("is_causal", inner.get("causal"))
@@ -147,7 +147,7 @@ def read_speculators(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     inner.refuse_unread()
     ids = settings.integers("aux_hidden_state_layer_ids")
     if ids is None:
-        raise ModelError("config.json: aux_hidden_state_layer_ids must name the layers that it reads")
+        raise ModelError("config.json: aux_hidden_state_layer_ids must list the layers that it reads")
     is_bidirectional = settings.flag("sliding_window_non_causal", kind == "dflash2")
     fields: dict[str, Any] = {
         "taps": taps_of(ids, target, offset=0),
@@ -182,14 +182,14 @@ class _Either:
 
 def _zlab_kind(files: HeadFiles, inner: Settings) -> str:
     if _GEMMAS_LAYERS in architectures(files):
-        raise ModelError(f"{_GEMMAS_LAYERS} has layers of Gemma's form, which are not supported: only Qwen3's are")
+        raise ModelError(f"{_GEMMAS_LAYERS} has Gemma layers, which are not supported: only Qwen3 layers are")
     kind = next(ARCHITECTURES[name] for name in architectures(files) if name in ARCHITECTURES)
     kind = inner.get("projector_type", kind)
     if kind == "domino":
         raise ModelError("Domino heads, which correct a block with a recurrent network, are not supported")
     if kind not in KINDS:
         raise ModelError(
-            f"config.json: dflash_config.projector_type is {shown(kind)}: only {', '.join(KINDS)} are known"
+            f"config.json: dflash_config.projector_type is {shown(kind)}: only {', '.join(KINDS)} are supported"
         )
     return str(kind)
 
@@ -240,7 +240,7 @@ def _checkpoint(
     table = read_table(tensors.get("d2t"), tensors.get("t2d"), draft_vocab_size, layer.vocab_size)
     unused = [name for name in tensors if kind == "dspark" and name.startswith(_CONFIDENCE)]
     weights = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d", *unused)}
-    notes = ("its confidence head is not used: drafts are as long as pays on average",) if unused else ()
+    notes = ("its confidence head is not used: drafts are given the length that pays off on average",) if unused else ()
     first = fields["drafts_from_anchor"]
     config = DFlashConfig(
         layer=layer,
@@ -264,10 +264,10 @@ def _check_sizes(
     layer: PretrainedConfig, block_size: int, convolution: Convolution | None, correction: CorrectionForm | None
 ) -> None:
     if block_size < 2:
-        raise ModelError(f"config.json: block_size is {block_size}: a block has at least 2 rows")
+        raise ModelError(f"config.json: block_size is {block_size}: a block must have at least 2 rows")
     if convolution is not None and (convolution.num_taps < 1 or layer.hidden_size % max(1, convolution.group_size)):
         raise ModelError(
-            f"config.json: conv_kernel_size must be at least 1, and conv_group_size divide {layer.hidden_size}, not "
+            f"config.json: conv_kernel_size must be at least 1, and conv_group_size must divide {layer.hidden_size}; they are "
             f"{convolution.num_taps} and {convolution.group_size}"
         )
     if isinstance(correction, Selector) and not 1 <= correction.top_k <= layer.vocab_size:

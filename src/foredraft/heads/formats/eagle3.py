@@ -36,7 +36,7 @@ def taps_of(ids: Sequence[int] | None, target: TargetShape, offset: int) -> Taps
     """
     taps = default_taps(target.num_layers) if ids is None else tuple(each + offset for each in ids)
     if not _are_taps(taps, target):
-        raise ModelError(f"it reads the hidden states {list(taps)}, and the target has {target.num_layers} layers")
+        raise ModelError(f"it reads the hidden states {list(taps)}, but the target has {target.num_layers} layers")
     shifted = (tuple(each + by for each in taps) for by in (1, -1))
     return Taps(taps, (taps, *(each for each in shifted if _are_taps(each, target))))
 

@@ -31,7 +31,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     settings.refuse_unread()
     if not 1 <= config.layer < target.num_layers:
         raise ModelError(
-            f"it exits after layer {config.layer}, and the target has {target.num_layers}: it belongs to another target"
+            f"it exits after layer {config.layer}, but the target has {target.num_layers}: it belongs to another target"
         )
     return HeadCheckpoint(config, files.tensors)
 

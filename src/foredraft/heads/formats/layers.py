@@ -37,7 +37,7 @@ def count_layers(names: Iterable[str]) -> int:
     """The number of layers in the weights: config.json often has the target's. Raises ModelError for no layers, or a gap."""
     indices = {int(match[1]) for name in names if (match := _LAYER.match(name))}
     if not indices or indices != set(range(len(indices))):
-        raise ModelError(f"its weights should have layers 0, 1, .., and have {sorted(indices) or 'none'}")
+        raise ModelError(f"its weights should have layers 0, 1, ..., but have {sorted(indices) or 'none'}")
     return len(indices)
 
 
@@ -48,7 +48,7 @@ def read_layers(settings: Settings, num_layers: int, family: str | None = None) 
     """
     family = family or settings.get("model_type", "llama")
     if family not in _CLASSES:
-        raise ModelError(f"its layers are of the family {shown(family)}: only {', '.join(_CLASSES)} are supported")
+        raise ModelError(f"its layers belong to the family {shown(family)}: only {', '.join(_CLASSES)} are supported")
     known = set(_CLASSES[family]().to_dict()) | _OLD_KEYS | _WITHOUT_EFFECT
     values = settings.take(known - {"architectures", "model_type", "num_hidden_layers"})
     settings.take(("architectures", "model_type", "num_hidden_layers"))
@@ -63,7 +63,7 @@ def read_layers(settings: Settings, num_layers: int, family: str | None = None) 
 def _types(types: Any, num_layers: int) -> list[str]:
     if not isinstance(types, list) or len(types) < num_layers:
         raise ModelError(
-            f"config.json: layer_types is {shown(types)}, and there are {num_layers} layers in the weights"
+            f"config.json: layer_types is {shown(types)}, but there are {num_layers} layers in the weights"
         )
     return types[:num_layers]
 
@@ -75,4 +75,4 @@ def _check_rotary(layer: PretrainedConfig) -> None:
     if kind not in _ROTARY:
         raise ModelError(f"its rotary embedding is of type {shown(kind)}: only {', '.join(_ROTARY)} are supported")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError("config.json: partial_rotary_factor must be 1: a head rotates whole heads")
+        raise ModelError("config.json: partial_rotary_factor must be 1: only whole attention heads can be rotated")

@@ -56,7 +56,7 @@ def medusa_checkpoint(
     """tensors: named as in heads/medusa.py."""
     blocks = [name.split(".") for name in tensors if name.startswith("blocks.") and name.endswith(".weight")]
     if not blocks:
-        raise ModelError("its weights have no blocks: a Medusa head has at least one")
+        raise ModelError("its weights have no blocks: a Medusa head must have at least one")
     lm_head = next((tensor for name, tensor in tensors.items() if name.startswith("lm_head")), None)
     columns = target.vocab_size if target_ids is None else len(target_ids)
     config = MedusaConfig(

@@ -56,7 +56,7 @@ def _target_ids(token_map: Tensor | None, draft_vocab_size: int, vocab_size: int
     if draft_vocab_size == vocab_size:
         return None
     if token_map is None:
-        raise ModelError(f"it drafts {draft_vocab_size} of {vocab_size} ids, and has no token_map that tells which")
+        raise ModelError(f"it drafts {draft_vocab_size} of {vocab_size} ids, but has no token_map to say which")
     return check_ids(token_map, _TOKEN_MAP, draft_vocab_size, vocab_size)
 
 

@@ -82,12 +82,12 @@ def find_layers(names: Iterable[str], num_hidden_layers: int) -> MtpNames | None
             continue
         if layers.keys() != set(range(len(layers))):
             numbers = ", ".join(str(first + index) for index in sorted(layers))
-            raise ModelError(f"its MTP layers should be {first}, {first + 1}, .., and are {numbers}")
+            raise ModelError(f"its MTP layers should be {first}, {first + 1}, ..., but are {numbers}")
         return MtpNames(form, tuple(layers[index] for index in range(len(layers))))
     unknown = next((name for name in names if _UNKNOWN.search(name)), None)
     if unknown is not None:
         known = ", ".join(form.name for form in _FORMS)
-        raise ModelError(f"it has MTP layers in a form that is not known ({unknown}; known are {known})")
+        raise ModelError(f"it has MTP layers in an unknown format ({unknown}; supported formats: {known})")
     return None
 
 
@@ -156,7 +156,7 @@ def _with_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             f"{i}.{part}" for i in indices for part in ("gate_proj", "up_proj", "down_proj") if (i, part) not in each
         ]
         if missing:
-            raise ModelError(f"its MTP layers lack weights of experts: {missing[0]} of {prefix}")
+            raise ModelError(f"its MTP layers lack expert weights: {missing[0]} of {prefix}")
         gates_and_ups = [torch.cat((each[i, "gate_proj"], each[i, "up_proj"])) for i in indices]
         others[f"{prefix}.gate_up_proj"] = torch.stack(gates_and_ups)
         others[f"{prefix}.down_proj"] = torch.stack([each[i, "down_proj"] for i in indices])
@@ -168,7 +168,7 @@ def _check_copies(form: MtpForm, layer: Mapping[str, Tensor], tensors: Mapping[s
     for name, original in form.copies.items():
         theirs = tensors.get(original, tensors.get(_EMBEDDINGS))
         if name in layer and theirs is not None and not torch.equal(layer[name], theirs):
-            raise ModelError(f"{name} of its MTP layers is not the target's {original}: that is not supported")
+            raise ModelError(f"{name} of its MTP layers differs from the target's {original}: that is not supported")
 
 
 def _config_of_layers(config: PretrainedConfig, weights: Mapping[str, Tensor], num_layers: int) -> PretrainedConfig:
@@ -177,11 +177,11 @@ def _config_of_layers(config: PretrainedConfig, weights: Mapping[str, Tensor], n
     kinds = getattr(text, "layer_types", None)
     if kinds is not None and set(kinds) != {_FULL}:
         raise ModelError(
-            f"its layers are of the kinds {', '.join(sorted(set(kinds)))}, and MTP layers of such a target are not supported"
+            f"its layer_types are {', '.join(sorted(set(kinds)))}: MTP layers of such a target are not supported"
         )
     rotary = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
     if rotary not in _ROTARY:
-        raise ModelError(f"its rotary embedding is of type {rotary}: MTP layers take {', '.join(_ROTARY)}")
+        raise ModelError(f"its rotary embedding is of type {rotary}: MTP layers support only {', '.join(_ROTARY)}")
     text.num_hidden_layers = num_layers
     if kinds is not None:
         text.layer_types = [_FULL] * num_layers
@@ -196,4 +196,4 @@ def _notes(config: PretrainedConfig, num_layers: int) -> tuple[str, ...]:
     said = next((count for key in _COUNTS if (count := getattr(text, key, None)) is not None), None)
     if said is None or said == num_layers:
         return ()
-    return (f"config.json says {said} MTP layers, and the weights have {num_layers}",)
+    return (f"config.json specifies {said} MTP layers, but the weights have {num_layers}",)

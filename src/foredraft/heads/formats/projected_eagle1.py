@@ -23,7 +23,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     taps = settings.integers("aux_hidden_state_layer_ids")
     if taps is None or min(taps) < 0 or max(taps) >= target.num_layers:
         raise ModelError(
-            f"it reads the inputs of the layers {taps}, and the target has {target.num_layers}: it belongs to another target"
+            f"it reads the inputs of the layers {taps}, but the target has {target.num_layers}: it belongs to another target"
         )
     inner = settings.nested("transformer_layer_config")
     layer = read_layers(inner, count_layers(files.tensors))

@@ -55,7 +55,7 @@ def _target_ids(tensors: dict[str, Tensor], draft_vocab_size: int | None, vocab_
     if draft_vocab_size is None or draft_vocab_size == vocab_size:
         return None
     if TOKEN_MAP not in tensors:
-        raise ModelError(f"it drafts {draft_vocab_size} of {vocab_size} ids, and has no token_map that tells which")
+        raise ModelError(f"it drafts {draft_vocab_size} of {vocab_size} ids, but has no token_map to say which")
     return check_ids(tensors[TOKEN_MAP], TOKEN_MAP, draft_vocab_size, vocab_size)
 
 

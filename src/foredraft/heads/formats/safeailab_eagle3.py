@@ -60,7 +60,7 @@ def _taps(settings: Settings, nested: Settings, target: TargetShape) -> Taps:
     ids = inner or outer
     count = settings.get(_COUNT)
     if count is not None and count != (3 if ids is None else len(ids)):
-        raise ModelError(f"config.json: {_COUNT} is {count}; give {_IDS}, one for each of them")
+        raise ModelError(f"config.json: {_COUNT} is {count}; give {_IDS}, with one id for each")
     return taps_of(ids, target, offset=1 if ids is not None and ids[0] == 1 else 0)
 
 

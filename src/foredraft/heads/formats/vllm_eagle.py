@@ -18,7 +18,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     for form in (safeailab_eagle3.FORMAT, safeailab_eagle1.FORMAT):
         if form.matches(files):
             return form.read(files, target)
-    raise ModelError("its weights are no EAGLE head: there should be fc.weight and layers.0")
+    raise ModelError("its weights are not an EAGLE head: they should include fc.weight and layers.0")
 
 
 def _unwrapped(files: HeadFiles) -> HeadFiles:
