@@ -136,7 +136,9 @@ def test_what_cannot_be_drafted_is_not(target: LanguageModel, head: DFlashHead) 
 
 def test_a_block_drafter_is_needed(target: LanguageModel) -> None:
     for other in (None, random_head("eagle", target)):
-        with pytest.raises(ForedraftError, match='"dflash" needs a DFlash head: give draft_model= its directory'):
+        with pytest.raises(
+            ForedraftError, match='"dflash" needs a DFlash head: give its directory or hub id as draft_model='
+        ):
             DFlashDrafter.build(DrafterContext(16, MemoryPool(1), head=other))
 
 

@@ -243,7 +243,9 @@ def test_memory_is_taken_from_the_pool_and_given_back(target: LanguageModel, hea
 
 
 def test_a_head_is_needed() -> None:
-    with pytest.raises(ForedraftError, match='"eagle" needs an EAGLE head: give draft_model= its directory'):
+    with pytest.raises(
+        ForedraftError, match='"eagle" needs an EAGLE head: give its directory or hub id as draft_model='
+    ):
         EagleDrafter.build(DrafterContext(16, MemoryPool(1)))
 
 

@@ -140,7 +140,7 @@ def test_nothing_is_drafted_before_the_target_has_read_the_history(model: Langua
 
 def test_an_exit_is_needed() -> None:
     with pytest.raises(
-        ForedraftError, match='"early_exit" needs a layer: give exit_layer=, or draft_model= the directory'
+        ForedraftError, match='"early_exit" needs a layer: give exit_layer=, or the directory of a trained exit'
     ):
         EarlyExitDrafter.build(DrafterContext(16, MemoryPool(1)))
 

@@ -65,7 +65,9 @@ def test_sampled_tokens_name_their_distributions(head: MedusaHead) -> None:
 
 
 def test_heads_are_needed() -> None:
-    with pytest.raises(ForedraftError, match='"medusa" needs Medusa heads: give draft_model= their directory'):
+    with pytest.raises(
+        ForedraftError, match='"medusa" needs Medusa heads: give their directory or hub id as draft_model='
+    ):
         MedusaDrafter.build(DrafterContext(16, MemoryPool(1)))
 
 

@@ -372,7 +372,7 @@ def test_a_part_must_not_draw(make_request: MakeRequest) -> None:
             laws = TokenProbs(torch.full((1, 16), 1 / 16))
             return Proposal.of([[3]] * len(requests), [[0]] * len(requests), laws)
 
-    with pytest.raises(DrafterError, match="part 1 drew tokens of a merged tree"):
+    with pytest.raises(DrafterError, match="part 1 sampled tokens for a merged tree"):
         merged(Fixed([5]), Drawing([])).propose([make_request(0, [1, 2], 4, temperature=1.0)])
 
 

@@ -212,7 +212,7 @@ def test_there_is_no_draft_where_the_model_cannot_follow(draft: LanguageModel) -
 
 def test_a_mask_token_is_needed_and_must_be_one_of_the_models_ids(reference: PreTrainedModel) -> None:
     model = load_model(reference, LoadOptions(device="cpu", dtype="float32"))
-    for token, words in ((None, "whose config.json has pard_token"), (1024, "is 1024, and it has 1024 ids")):
+    for token, words in ((None, "whose config.json has pard_token"), (1024, "is 1024, but it has only 1024 ids")):
         model.hf.config.pard_token = token
         with pytest.raises(ForedraftError, match=words):
             build("pard", DrafterContext(1024, MemoryPool(1), model))

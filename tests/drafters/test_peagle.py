@@ -154,7 +154,9 @@ def test_what_cannot_be_drafted_is_not(target: LanguageModel, head: EagleHead | 
 
 def test_a_head_with_masks_is_needed(target: LanguageModel) -> None:
     for other in (None, random_head("eagle", target)):
-        with pytest.raises(ForedraftError, match='"peagle" needs a P-EAGLE head: give draft_model= its directory'):
+        with pytest.raises(
+            ForedraftError, match='"peagle" needs a P-EAGLE head: give its directory or hub id as draft_model='
+        ):
             PEagleDrafter.build(DrafterContext(16, MemoryPool(1), head=other))
 
 

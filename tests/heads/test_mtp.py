@@ -272,7 +272,7 @@ def test_what_cannot_go_together_is_refused() -> None:
         LLM(folder, method="mtp", exit_layer=1)
     with pytest.raises(ForedraftError, match="give its directory or hub id, not a model object"):
         LLM(new_target(glm()), method="mtp")
-    with pytest.raises(ForedraftError, match="MTP layers, which LLM finds"):
+    with pytest.raises(ForedraftError, match="MTP layers that LLM finds"):
         build("mtp", DrafterContext(VOCAB_SIZE, MemoryPool(1 << 20)))
 
 

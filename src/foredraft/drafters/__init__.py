@@ -93,7 +93,7 @@ def build(name: str, context: DrafterContext) -> Drafter:
     """Build the drafter of this name in REGISTRY. Raises ForedraftError for an unknown name."""
     factory = REGISTRY.get(name)
     if factory is None:
-        raise ForedraftError(f"unknown drafter {name!r}: known are {', '.join(sorted(REGISTRY))}")
+        raise ForedraftError(f"unknown drafter {name!r}: it must be one of {', '.join(sorted(REGISTRY))}")
     return factory(context)
 
 

@@ -45,7 +45,7 @@ class DFlashDrafter:
     @classmethod
     def build(cls, context: DrafterContext) -> DFlashDrafter:
         if not isinstance(context.head, DFlashHead):
-            raise ForedraftError('method "dflash" needs a DFlash head: give draft_model= its directory or hub id')
+            raise ForedraftError('method "dflash" needs a DFlash head: give its directory or hub id as draft_model=')
         return cls(context.head, context.vocab_size, context.pool, context.context_len, context.max_rows)
 
     @property

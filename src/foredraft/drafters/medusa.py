@@ -38,7 +38,7 @@ class MedusaDrafter:
     @classmethod
     def build(cls, context: DrafterContext) -> MedusaDrafter:
         if not isinstance(context.head, MedusaHead):
-            raise ForedraftError('method "medusa" needs Medusa heads: give draft_model= their directory or hub id')
+            raise ForedraftError('method "medusa" needs Medusa heads: give their directory or hub id as draft_model=')
         return cls(context.head, context.vocab_size, context.refits)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:

@@ -106,7 +106,7 @@ class MergedDrafter:
     def _ask(self, name: str, part: Drafter, requests: Sequence[DraftRequest]) -> list[Offer]:
         proposal = part.propose([self._request_for(part, request) for request in requests])
         if any(row != CERTAIN for rows in proposal.draft_prob_rows for row in rows):
-            raise DrafterError(f"{name} drew tokens of a merged tree: a tree's are certain, {CERTAIN}")
+            raise DrafterError(f"{name} sampled tokens for a merged tree: a tree's tokens must be certain, {CERTAIN}")
         return [Offer.of(*row) for row in zip(proposal.draft_ids, proposal.draft_parents, strict=True)]
 
     def _request_for(self, part: Drafter, request: DraftRequest) -> DraftRequest:

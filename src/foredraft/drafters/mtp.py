@@ -28,7 +28,8 @@ class MtpDrafter(AutoregressiveReader[MtpHead]):
         head = context.head
         if not isinstance(head, MtpHead):
             raise ForedraftError(
-                'method "mtp" drafts with MTP layers, which LLM finds in the target\'s checkpoint: give it the directory or hub id'
+                "method \"mtp\" drafts with the MTP layers that LLM finds in the target's checkpoint: give it the checkpoint's "
+                "directory or hub id"
             )
         kind = cls if head.num_layers == 1 else LayeredMtpDrafter
         return kind(head, context.vocab_size, context.pool, context.context_len, context.max_rows)

@@ -28,7 +28,9 @@ class NgramDrafter:
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         if not 1 <= min_ngram <= max_ngram:
-            raise ForedraftError(f"1 <= min_ngram <= max_ngram must hold, not {min_ngram} and {max_ngram}")
+            raise ForedraftError(
+                f"min_ngram and max_ngram must satisfy 1 <= min_ngram <= max_ngram, but are {min_ngram} and {max_ngram}"
+            )
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._tables: dict[int, _Table] = {}
 

@@ -42,16 +42,16 @@ class PardDrafter(HistoryReader):
         model = context.draft_model
         if model is None or model.mask_token is None:
             raise ForedraftError(
-                'method "pard" needs a draft model with mask tokens: give draft_model= one whose config.json has pard_token'
+                'method "pard" needs a draft model with mask tokens: give one whose config.json has pard_token as draft_model='
             )
         if context.vocabularies is not None:
             raise ForedraftError(
                 f'method "pard" needs a draft model with the target\'s vocabulary, and {model.traits.name} has another: '
-                'method="draft_model" drafts with it'
+                'use method="draft_model" with it'
             )
         if model.mask_token >= model.traits.vocab_size:
             raise ForedraftError(
-                f"{model.traits.name}: its mask token is {model.mask_token}, and it has {model.traits.vocab_size} ids; its "
+                f"{model.traits.name}: its mask token is {model.mask_token}, but it has only {model.traits.vocab_size} ids; its "
                 "config.json and its weights disagree"
             )
         return cls(model, model.mask_token, context.vocab_size, context.pool, context.max_rows)
