@@ -29,7 +29,7 @@ def test_inspect_ends_with_2_where_two_models_do_not_fit() -> None:
     assert result.exit_code == 2
     assert json.loads(result.stdout)["fits"] is False
     (line,) = result.stderr.splitlines()
-    assert "the draft model's vocabulary is not the target's: token 0 is" in line
+    assert "the draft model's vocabulary differs from the target's: token 0 is" in line
 
 
 def test_inspect_says_how_a_draft_with_another_vocabulary_is_used(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_sliding_windows_are_named(tmp_path: Path) -> None:
 def test_another_vocabulary_that_is_not_wanted_does_not_fit_and_is_not_loaded() -> None:
     found = inspect_models(TARGET, permuted_draft(), LoadOptions(device="cpu"), heterogeneous_vocab="none")
     assert not found.fits
-    assert "the draft model's vocabulary is not the target's" in str(found.reason)
+    assert "the draft model's vocabulary differs from the target's" in str(found.reason)
     assert found.vocabularies is None
     assert found.target.measured is None
 

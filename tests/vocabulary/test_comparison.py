@@ -46,7 +46,9 @@ def test_the_same_ids_are_the_same_vocabulary() -> None:
     for draft in (words_tokenizer(WORDS, order=-1), words_tokenizer(WORDS, eos="w5")):
         check_vocabulary(target, draft)
         draft.add_tokens(["one more"])
-        with pytest.raises(VocabularyError, match="97 tokens against 96; token 96 is 'one more' in the draft and None"):
+        with pytest.raises(
+            VocabularyError, match="97 tokens instead of 96; token 96 is 'one more' in the draft but None"
+        ):
             check_vocabulary(target, draft)
 
 
@@ -56,9 +58,9 @@ def test_what_differs_is_named() -> None:
         check_vocabulary(words_tokenizer(WORDS), words_tokenizer(other, eos="w5"))
     message = str(caught.value)
     assert "\n" not in message
-    assert "90 tokens against 96" in message
-    assert "token 7 is 'seven' in the draft and 'w7' in the target" in message
-    assert "eos_token_id 5 against 1" in message
+    assert "90 tokens instead of 96" in message
+    assert "token 7 is 'seven' in the draft but 'w7' in the target" in message
+    assert "eos_token_id is 5 instead of 1" in message
 
 
 @pytest.mark.parametrize(("target_width", "draft_width"), [(VOCAB_SIZE, 128), (128, VOCAB_SIZE), (112, 128)])
@@ -79,14 +81,14 @@ def test_a_draft_of_another_vocabulary_is_refused_before_its_weights_are_read(tm
     draft = with_tokenizer(tmp_path / "draft", VOCAB_SIZE, WORDS[::-1], seed=1)
     weights = draft / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])  # what reads them fails
-    with pytest.raises(VocabularyError, match="token 0 is 'w95' in the draft and 'w0' in the target"):
+    with pytest.raises(VocabularyError, match="token 0 is 'w95' in the draft but 'w0' in the target"):
         LLM(target, draft, dtype="float32", heterogeneous_vocab="none")
 
 
 def test_a_real_pair_of_different_tokenizers_is_refused() -> None:
     if not MODELS.is_dir():
         pytest.skip("needs ../shared/models")
-    with pytest.raises(VocabularyError, match="105 tokens against 512"):
+    with pytest.raises(VocabularyError, match="105 tokens instead of 512"):
         LLM(MODELS / "stories260K", MODELS / "babyllama105", heterogeneous_vocab="none")
 
 

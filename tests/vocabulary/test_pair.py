@@ -69,7 +69,7 @@ def test_other_pieces_make_slem() -> None:
 
 def test_a_tokenizer_that_cannot_be_read_is_named_with_the_difference() -> None:
     with pytest.raises(
-        VocabularyError, match=r"is not the target's: .*the draft model's tokens cannot be read as bytes"
+        VocabularyError, match=r"differs from the target's: .*the draft model's tokens cannot be read as bytes"
     ):
         pair_of(build("byte-level"), build("word-piece"))
 

@@ -88,5 +88,5 @@ def test_ids_beyond_the_logits_are_not_shared() -> None:
 
 
 def test_vocabularies_without_a_common_token_are_refused() -> None:
-    with pytest.raises(VocabularyError, match="has no token of the target's"):
+    with pytest.raises(VocabularyError, match="shares no token with the target's"):
         SharedIds(words_pair(TARGET, DRAFT), draft_width=1, target_width=3)

@@ -32,7 +32,7 @@ class ByteVocabulary:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise VocabularyError(
-                f"{type(tokenizer).__name__} is written in Python, and only those of `tokenizers` can be read as bytes"
+                f"{type(tokenizer).__name__} is written in Python, but only those based on `tokenizers` can be read as bytes"
             )
         self.num_tokens = len(tokenizer)
         to_bytes, added = surface_of(backend), backend.get_added_tokens_decoder()

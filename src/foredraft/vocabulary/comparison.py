@@ -18,19 +18,19 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
     ours, theirs = _tokens(target), _tokens(draft)
     differences = []
     if len(ours) != len(theirs):
-        differences.append(f"{len(theirs)} tokens against {len(ours)}")
+        differences.append(f"{len(theirs)} tokens instead of {len(ours)}")
     for token_id in sorted(ours.keys() | theirs.keys()):
         if ours.get(token_id) != theirs.get(token_id):
             differences.append(
-                f"token {token_id} is {theirs.get(token_id)!r} in the draft and {ours.get(token_id)!r} in the target"
+                f"token {token_id} is {theirs.get(token_id)!r} in the draft but {ours.get(token_id)!r} in the target"
             )
             break
     for name in _SPECIAL:
         if differences and getattr(target, name, None) != getattr(draft, name, None):
-            differences.append(f"{name} {getattr(draft, name, None)} against {getattr(target, name, None)}")
+            differences.append(f"{name} is {getattr(draft, name, None)} instead of {getattr(target, name, None)}")
     if differences:
         raise VocabularyError(
-            f"the draft model's vocabulary is not the target's: {'; '.join(differences)}; "
+            f"the draft model's vocabulary differs from the target's: {'; '.join(differences)}; "
             "use a draft with the target's tokenizer"
         )
 

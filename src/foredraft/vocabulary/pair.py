@@ -18,7 +18,7 @@ AUTO, NONE, SLEM, TLI = "auto", "none", "slem", "tli"
 
 METHODS: Mapping[str, str] = MappingProxyType(
     {
-        SLEM: "the draft's text is encoded anew with the target's tokenizer, and compared",
+        SLEM: "the draft's text is encoded again with the target's tokenizer, and compared",
         TLI: "the draft model draws from the tokens that both have",
     }
 )
@@ -52,7 +52,7 @@ class VocabularyPair:
 
     def __str__(self) -> str:
         """One line: the chosen method, and the numbers that it was chosen by."""
-        return f"its vocabulary is not the target's: {self.method}, {METHODS[self.method]} ({self.overlap})"
+        return f"its vocabulary differs from the target's: {self.method}, {METHODS[self.method]} ({self.overlap})"
 
 
 def pair_of(

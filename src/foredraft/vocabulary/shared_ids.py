@@ -25,7 +25,7 @@ class SharedIds:
             {target: draft for draft, target in shared.items() if draft < draft_width and target < target_width}.items()
         )
         if not pairs:
-            raise VocabularyError("the draft model's vocabulary has no token of the target's: use another draft")
+            raise VocabularyError("the draft model's vocabulary shares no token with the target's: use another draft")
         self.target_ids, self.draft_ids = torch.tensor(pairs, dtype=torch.int64).T.contiguous()
         self._to_draft = dict(pairs)
         self._target_width = target_width

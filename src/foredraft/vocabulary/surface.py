@@ -53,7 +53,7 @@ def surface_of(backend: Any) -> Callable[[str], bytes]:
     model = backend.model
     affixes = (getattr(model, "continuing_subword_prefix", None), getattr(model, "end_of_word_suffix", None))
     if kinds & _ADDS_SPACES or any(affixes):
-        raise VocabularyError("its decoder puts spaces between words, so that tokens do not stand for bytes")
+        raise VocabularyError("its decoder puts spaces between words, so tokens do not stand for bytes")
     marks_spaces = "Metaspace" in kinds or any(SPACE in json.dumps(part, ensure_ascii=False) for part in parts if part)
     has_byte_tokens = "ByteFallback" in kinds or bool(getattr(model, "byte_fallback", False))
 
