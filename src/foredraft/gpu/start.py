@@ -20,7 +20,7 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         and dtype == torch.bfloat16
         and torch.cuda.get_device_capability(device) < _FIRST_WITH_BFLOAT16
     ):
-        return "it has no products of bfloat16"
+        return "it does not support bfloat16 products"
     try:
         from foredraft.gpu import kernels
 
