@@ -248,9 +248,9 @@ def test_refusals_are_one_line() -> None:
     llm, bart = llm_with("none"), random_model(ENCODER_DECODERS["bart"].config())
     (prompt,) = sounds(1)
     for bad, message in (
-        ("some words", 'reads sound and no text: give {"input_features": ...}'),
-        ([2, 3], "reads sound and no text"),
-        ({"input_features": prompt["input_features"][None]}, "give one sound"),
+        ("some words", 'reads audio, not text: give {"input_features": ...}'),
+        ([2, 3], "reads audio, not text"),
+        ({"input_features": prompt["input_features"][None]}, "give one recording"),
         ({**prompt, "prompt": "hello"}, "give input_features or a prompt"),
         ({**prompt, "decoder_prompt_token_ids": [VOCAB_SIZE]}, "valid ids are 0 to 95"),
         ({**prompt, "decoder_prompt_token_ids": []}, "the prompt is empty"),
@@ -260,7 +260,7 @@ def test_refusals_are_one_line() -> None:
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
     for reader_of_text in (bart, random_model(SPECIES["llama"].config())):
-        with pytest.raises(ForedraftError, match=r"input_features are for models that read sound, and .* reads text"):
+        with pytest.raises(ForedraftError, match=r"input_features are for models that read audio, but .* reads text"):
             LLM(reader_of_text, method="none").generate(prompt, params())
     with pytest.raises(ForedraftError, match="LLM takes input_features"):
         foredraft.generate(made(), {"input_features": prompt["input_features"][None]})

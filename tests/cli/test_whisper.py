@@ -13,7 +13,7 @@ from tests.model.zoo import WHISPER, Species, random_model, sound
 from tests.server.conftest import running
 from tests.text.toy_tokenizers import build
 
-REFUSAL = "reads sound and no text"
+REFUSAL = "reads audio, not text"
 
 
 @pytest.fixture(scope="module")

@@ -187,7 +187,7 @@ def test_a_tree_needs_room_and_is_not_drawn(tmp_path: Path) -> None:
     cache = cache_for(head, [96], torch.bfloat16)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="never drawn"):
         head.grow(reads, states, [shape], vocab_size, cache, [DrawSpec(1.0, uniforms=[0.5] * 80)])
-    with pytest.raises(RuntimeError, match="no room reserved"):
+    with pytest.raises(RuntimeError, match="no room is reserved"):
         head.grow(reads, states, [shape], vocab_size, cache_for(head, [4], torch.bfloat16), [DrawSpec()])  # type: ignore[arg-type]
 
 

@@ -76,14 +76,14 @@ UNUSABLE: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
     "a GGUF file that is not there": (lambda folder: folder / "model.gguf", ("no such file",)),
     "a directory called a GGUF file": (gguf_directory, ("no config.json",)),
     "a GGUF file by another name": (lambda folder: gguf_file(folder, "blob"), ("GGUF", "download it again")),
-    "a GGUF folder": (gguf_folder, ("GGUF", "one of the files")),
+    "a GGUF folder": (gguf_folder, ("GGUF", "one of them")),
     "a GGUF folder with a config": (gguf_beside_a_config, ("GGUF",)),
     "an adapter": (adapter, ("LoRA", "someone/base", "merge_and_unload")),
     "an adapter with a tokenizer": (adapter_with_a_tokenizer, ("LoRA", "merge_and_unload")),
     "a file of weights": (weights_file, ("a file", "directory")),
     "no weights": (no_weights, ("no weights",)),
-    "a config that is cut": (config_of('{"model_type": '), ("config.json is no JSON",)),
-    "a config that is a list": (config_of("[]"), ("config.json is no JSON object",)),
+    "a config that is cut": (config_of('{"model_type": '), ("config.json is not valid JSON",)),
+    "a config that is a list": (config_of("[]"), ("config.json is not a JSON object",)),
 }
 
 

@@ -57,11 +57,11 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
     "NaN": (weight("model.layers.0.mlp.down_proj.weight", float("nan")), ("NaN", "mlp.down_proj", "download")),
     "infinity": (weight("model.layers.0.self_attn.q_proj.weight", float("inf")), ("NaN or infinity", "q_proj")),
     "a NaN embedding": (weight("model.embed_tokens.weight", float("nan")), ("NaN", "embed_tokens")),
-    "no hidden_size": (config("hidden_size"), ("config.json does not say hidden_size", "4096")),
-    "no vocab_size": (config("vocab_size"), ("config.json does not say vocab_size", "32000")),
-    "no intermediate_size": (config("intermediate_size"), ("config.json does not say intermediate_size",)),
-    "no num_attention_heads": (config("num_attention_heads"), ("config.json does not say num_attention_heads",)),
-    "no num_hidden_layers": (config("num_hidden_layers"), ("lacks", "config.json does not say num_hidden_layers")),
+    "no hidden_size": (config("hidden_size"), ("config.json does not set hidden_size", "4096")),
+    "no vocab_size": (config("vocab_size"), ("config.json does not set vocab_size", "32000")),
+    "no intermediate_size": (config("intermediate_size"), ("config.json does not set intermediate_size",)),
+    "no num_attention_heads": (config("num_attention_heads"), ("config.json does not set num_attention_heads",)),
+    "no num_hidden_layers": (config("num_hidden_layers"), ("lacks", "config.json does not set num_hidden_layers")),
     "another hidden_size": (config(hidden_size=128), ("shape", "[4096, 128]", "download")),
     "a hidden_size of letters": (config(hidden_size="many"), ("config.json", "hidden_size")),
     "no model_type": (config("model_type"), ("model_type",)),
@@ -94,7 +94,7 @@ def test_layers_that_the_default_leaves_out_are_missed(tmp_path: Path) -> None:
     folder = tmp_path / "gpt2"
     GPT2LMHeadModel(GPT2Config(n_layer=13, n_embd=32, n_head=2, vocab_size=64)).save_pretrained(folder)
     config("n_layer")(folder)
-    with pytest.raises(ModelError, match="does not say num_hidden_layers"):
+    with pytest.raises(ModelError, match="does not set num_hidden_layers"):
         load_model(folder, LoadOptions(device="cpu"))
 
 
@@ -201,6 +201,6 @@ def test_what_the_hub_says_is_passed_on(status: int, code: str, words: str, tmp_
 )
 def test_a_hub_that_cannot_be_reached_is_said(environment: dict[str, str], words: str, tmp_path: Path) -> None:
     message = asked("some-org/some-model", HF_HOME=str(tmp_path), **environment)
-    assert "the hub cannot be asked" in message
+    assert "the hub cannot be reached" in message
     assert words in message
     assert message.count("\n") == 1

@@ -100,7 +100,7 @@ def test_the_compiled_kernels_compute_a_trained_exit(checkpoint: Maker, name: st
 def test_layers_and_adapters_that_cannot_be_are_refused(checkpoint: Maker) -> None:
     target = load_model(checkpoint("llama"), FLOAT32)
     for num_layers in (0, 2):
-        with pytest.raises(ModelError, match="has 2 layers: an early exit is after 1 to 1 of them"):
+        with pytest.raises(ModelError, match="has 2 layers: an early exit must come after 1 to 1 of them"):
             first_layers(target, num_layers, None, unquantized)
     if load_kernels() is not None:
         gemma = load_model(checkpoint("gemma2"), BF16)

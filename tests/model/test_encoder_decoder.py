@@ -186,7 +186,7 @@ def test_stored_quantization_is_refused() -> None:
     hf = random_model(ENCODER_DECODERS["t5"].config())
     hf.is_quantized = True  # as the library marks one
     hf.config.quantization_config = {"quant_method": "fp8"}
-    with pytest.raises(ModelError, match=r"a quantized encoder-decoder \(fp8\); give a checkpoint in floating point"):
+    with pytest.raises(ModelError, match=r"a quantized encoder-decoder \(fp8\); give a floating-point checkpoint"):
         load_model(hf, LoadOptions())
 
 

@@ -37,7 +37,7 @@ def test_features_may_be_a_tensor_an_array_or_lists_and_are_copied() -> None:
 @pytest.mark.parametrize(
     ("features", "words"),
     [
-        (sound((1, 16, 80), 0), r"have the shape \[1, 16, 80\] and the encoder reads \[16, 80\]: give one sound"),
+        (sound((1, 16, 80), 0), r"have the shape \[1, 16, 80\], but the encoder reads \[16, 80\]: give one recording"),
         (sound((16, 79), 0), r"have the shape \[16, 79\]"),
         ("sound.wav", "must be a tensor or an array of numbers"),
         ([[1.0], [1.0, 2.0]], "must be a tensor or an array of numbers"),

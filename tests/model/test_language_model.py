@@ -49,12 +49,12 @@ def test_reading_gives_the_last_rows_of_each_read_and_fills_the_cache(model: Lan
 
 def test_what_cannot_be_read_is_refused_and_leaves_no_trace(model: LanguageModel) -> None:
     cache = model.new_cache(MemoryPool(1 << 20))
-    with pytest.raises(RuntimeError, match="sequence 0: no room reserved for 8 more tokens"):
+    with pytest.raises(RuntimeError, match="sequence 0: no room is reserved for 8 more tokens"):
         model.read([Read(0, FIRST, 1)], cache)
     assert cache.reserve(0, 8)
-    with pytest.raises(RuntimeError, match="sequence 0: 9 rows of logits are wanted of 8 tokens"):
+    with pytest.raises(RuntimeError, match="sequence 0: 9 rows of logits were requested for 8 tokens"):
         model.read([Read(0, FIRST, 9)], cache)
-    with pytest.raises(RuntimeError, match="sequence 1: no room reserved"):
+    with pytest.raises(RuntimeError, match="sequence 1: no room is reserved"):
         model.read([Read(0, FIRST, 1), Read(1, SECOND, 1)], cache)
     assert cache.num_held(0) == 0
 
@@ -103,7 +103,9 @@ def test_without_taps_there_are_no_features(model: LanguageModel) -> None:
 
 @pytest.mark.parametrize("tap", [-2, 3])
 def test_a_tap_that_is_not_there_is_refused(model: LanguageModel, tap: int) -> None:
-    with pytest.raises(ModelError, match=r"toy has 2 layers, and hidden states .* they go from 0 to 2, and -1 stands"):
+    with pytest.raises(
+        ModelError, match=r"toy has 2 layers, but hidden states .* they are numbered from 0 to 2, and -1 stands"
+    ):
         model.new_cache(MemoryPool(1), (1, tap))
 
 

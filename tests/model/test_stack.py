@@ -527,5 +527,5 @@ def test_rows_that_are_not_there_are_refused(species: Maker) -> None:
     for wanted in ([2], [-1]):
         with pytest.raises(ValueError, match="rows must be from 0 to 1"):
             model.body(RaggedBatch([1, 2], [0, 1], [0, 1], spans, wanted))
-    with pytest.raises(RuntimeError, match="sequence 0: 3 rows of logits are wanted of 2 tokens"):
+    with pytest.raises(RuntimeError, match="sequence 0: 3 rows of logits were requested for 2 tokens"):
         model.read([Read(0, [1, 2], 3)], cache)

@@ -49,12 +49,13 @@ def test_an_open_language_leaves_it_to_the_request(settings: dict[str, Any]) -> 
 
 def test_an_unknown_language_or_task_is_refused() -> None:
     with pytest.raises(
-        ModelError, match=r"w: its generation_config asks for the language <\|fr\|>, and knows <\|en\|>, <\|de\|>"
+        ModelError,
+        match=r"w: its generation_config asks for the language <\|fr\|>, which it does not support; supported: <\|en\|>, <\|de\|>",
     ):
         start_ids_of(whisper({**MANY, "language": "french"}), "w")
-    with pytest.raises(ModelError, match="the task sing, and knows transcribe, translate"):
+    with pytest.raises(ModelError, match="the task sing, which it does not support; supported: transcribe, translate"):
         start_ids_of(whisper({**MANY, "language": "en", "task": "sing"}), "w")
-    with pytest.raises(ModelError, match=r"the language <\|de\|>, and knows none"):
+    with pytest.raises(ModelError, match=r"the language <\|de\|>, which it does not support; supported: none"):
         start_ids_of(whisper({**ENGLISH, "language": "de"}), "w")
 
 

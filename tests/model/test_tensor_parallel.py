@@ -110,7 +110,7 @@ def test_no_pass_is_read_after_one_that_failed(float32_target: LanguageModel) ->
         with pytest.raises(ModelError) as caught:
             model.read([Read(0, [1], 1)], model.scratch_cache([1]))
         reason = "RuntimeError: Connection closed by peer [127.0.0.1]:80"
-        assert str(caught.value) == f"a pass that all ranks share has failed ({reason}): start all ranks again"
+        assert str(caught.value) == f"a pass that all ranks share has failed ({reason}): restart all ranks"
     assert len(echo.logits) == 1
 
 
@@ -193,7 +193,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_one_line(killed: int) -> None
         output, errors = ranks[1 - killed].communicate(timeout=300)
         lines = [line for line in errors.decode().splitlines() if not line.startswith("warning: ")]
         assert len(lines) == 1, errors
-        assert lines[0].startswith("error: rank 1: no pass" if killed == 0 else "error: ")
+        assert lines[0].startswith("error: rank 1: no more passes" if killed == 0 else "error: ")
         assert "rank" in lines[0]
         assert ranks[1 - killed].returncode == (1 if killed == 0 else 2)
         assert killed == 1 or output == b""
@@ -205,8 +205,8 @@ def test_a_rank_that_is_killed_ends_the_other_with_one_line(killed: int) -> None
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({}, "among the processes of a torchrun: start it as torchrun"),
-        ({**TORCHRUN, "WORLD_SIZE": "1"}, "among several processes, and this is one"),
+        ({}, "among processes that torchrun starts: run torchrun"),
+        ({**TORCHRUN, "WORLD_SIZE": "1"}, "among several processes, but there is only one"),
     ],
 )
 def test_processes_that_no_torchrun_started(environ: dict[str, str], words: str) -> None:
@@ -218,7 +218,7 @@ def test_fewer_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert World(1, 2, 0, 1).device == torch.device("cuda", 0)
-    with pytest.raises(ModelError, match="2 were started on this machine, and it has 1"):
+    with pytest.raises(ModelError, match="2 processes were started on this machine, but it has 1"):
         _ = World(1, 2, 1, 2).device
 
 
@@ -254,7 +254,7 @@ def test_options_that_do_not_go_together(settings: dict[str, Any], words: str) -
 
 def test_a_split_model_in_memory(float32_target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float32_target.hf, "_tp_size", 2, raising=False)
-    with pytest.raises(ModelError, match="other processes have a part of its weights"):
+    with pytest.raises(ModelError, match="other processes hold part of its weights"):
         load_model(float32_target.hf, LoadOptions())
 
 

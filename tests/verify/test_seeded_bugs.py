@@ -390,7 +390,7 @@ def test_rejected_tokens_kept_in_the_cache(make_engine: MakeEngine, monkeypatch:
     assert audited_violations(make_engine, 1)[0] > 0
     _, sequences = audited_violations(make_engine, 2)
     # the pending token counts as read
-    assert all("rows of logits are wanted of" in str(sequence.error) for sequence in sequences)
+    assert all("rows of logits were requested for" in str(sequence.error) for sequence in sequences)
 
 
 def self_draft_misses(make_engine: MakeEngine, target: LanguageModel, **params: Any) -> int:

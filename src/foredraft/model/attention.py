@@ -170,7 +170,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """query: [1, Hq, T, Dk], key: [1, Hkv, T, Dk], value: [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
     if attention_metadata is None:
-        raise NotImplementedError("it does not hand its keyword arguments down to its attention")
+        raise NotImplementedError("it does not pass its keyword arguments on to its attention")
     if (position_bias is not None and not attention_metadata.has_bias) or isinstance(attention_mask, Tensor):
         raise NotImplementedError("its attention needs a mask or a bias of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

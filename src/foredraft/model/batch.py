@@ -115,10 +115,12 @@ def flatten(reads: Sequence[Read], cache: Regions, num_generated: Sequence[int] 
         start, length = len(region.tokens), len(read.tokens)
         needed = length if num_generated is None else length + num_generated[i] - 1
         if start + needed > region.capacity:
-            raise RuntimeError(f"sequence {read.seq_id}: no room reserved for {needed} more tokens")
+            raise RuntimeError(f"sequence {read.seq_id}: no room is reserved for {needed} more tokens")
         num_logits = read.num_logits if num_generated is None else 1
         if num_logits > length:
-            raise RuntimeError(f"sequence {read.seq_id}: {num_logits} rows of logits are wanted of {length} tokens")
+            raise RuntimeError(
+                f"sequence {read.seq_id}: {num_logits} rows of logits were requested for {length} tokens"
+            )
         paths = None if read.parents is None else paths_of(read.parents, start)
         spans.append(Span(region, len(ids), length, start, paths=paths))
         ids.extend(read.tokens)

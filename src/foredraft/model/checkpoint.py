@@ -57,22 +57,20 @@ def _why_no_file(path: Path) -> str | None:
     if _begins_with_magic(path):
         return _why_no_single_file(path)
     if path.suffix != _GGUF:
-        return "a file; give the directory that holds config.json and the weights, or a GGUF file"
+        return "this is a file; give the directory that holds config.json and the weights, or a GGUF file"
     try:
         is_empty = path.stat().st_size == 0
         path.open("rb").close()
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return (
-        f"{'empty' if is_empty else 'no GGUF file, whatever its name: it does not begin with GGUF'}; download it again"
-    )
+    return f"{'empty' if is_empty else 'not a GGUF file, despite its name: it does not begin with GGUF'}; download it again"
 
 
 def _why_no_single_file(path: Path) -> str | None:
     part = _GGUF_PART.search(path.name)
     if part is None or int(part[2]) == 1:
         return None
-    return f"part {int(part[1])} of {int(part[2])} of a model; join them with llama-gguf-split --merge, and give the whole file"
+    return f"part {int(part[1])} of {int(part[2])} of a model; join the parts with llama-gguf-split --merge, and give the resulting file"
 
 
 def _why_no_folder(folder: Path, *, has_weights: bool) -> str | None:
@@ -82,9 +80,11 @@ def _why_no_folder(folder: Path, *, has_weights: bool) -> str | None:
         if _ADAPTER in names:
             return _why_no_adapter(folder)
         if any(name.endswith(_GGUF) for name in names):
-            return "a folder of GGUF files; give one of the files"
+            return "this is a directory of GGUF files; give one of them"
     if CONFIG not in names:
-        return f"no model: there is no {CONFIG} in this directory; give a directory in Hugging Face format, or a hub id"
+        return (
+            f"not a model: there is no {CONFIG} in this directory; give a directory in Hugging Face format, or a hub id"
+        )
     reason = _why_no_config(folder / CONFIG)
     if reason is None and has_weights and not has_model:
         return "no weights in this directory (model.safetensors or its parts); download the checkpoint again"
@@ -95,8 +95,8 @@ def _why_no_adapter(folder: Path) -> str:
     base = _json(folder / _ADAPTER).get("base_model_name_or_path")
     of = f" of {base}" if isinstance(base, str) and base else ""
     return (
-        f"a LoRA (PEFT) adapter{of}, no model by itself; merge it into its base model with peft's merge_and_unload(), save "
-        "that with its tokenizer, and give that directory"
+        f"this is a LoRA (PEFT) adapter{of}, not a complete model; merge it into its base model with peft's merge_and_unload(), save "
+        "the result with its tokenizer, and give that directory"
     )
 
 
@@ -106,8 +106,8 @@ def _why_no_config(file: Path) -> str | None:
     except OSError as error:
         return f"its {CONFIG} cannot be read: {error.strerror}"
     except ValueError as error:
-        return f"its {CONFIG} is no JSON ({error}); download the checkpoint again"
-    return None if isinstance(config, dict) else f"its {CONFIG} is no JSON object; download the checkpoint again"
+        return f"its {CONFIG} is not valid JSON ({error}); download the checkpoint again"
+    return None if isinstance(config, dict) else f"its {CONFIG} is not a JSON object; download the checkpoint again"
 
 
 def raw_config(name: str) -> dict[str, Any]:

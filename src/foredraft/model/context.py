@@ -30,7 +30,7 @@ def context_len_of(config: PretrainedConfig, name: str) -> int:
             limit = int(fixed or longest)
             if limit <= longest:
                 logger.warning(
-                    "%s: its rotary embedding (%s) changes past %d positions: the context ends there",
+                    "%s: its rotary embedding (%s) changes after %d positions, so the context ends there",
                     name,
                     rope.get("rope_type"),
                     limit,

@@ -32,13 +32,13 @@ def why_not_found(name: str, error: BaseException, revision: str | None) -> str:
         return f"its config.json cannot be used: {' '.join(str(error).split())[:300]}"
     causes = list(_chain(error))
     if _has(causes, hub.GatedRepoError):
-        return 'its terms have to be accepted first: do so on its page on the hub, and log in with "hf auth login"'
+        return 'its terms must be accepted first: do so on its page on the hub, and log in with "hf auth login"'
     if _has(causes, hub.RepositoryNotFoundError):
         return 'no directory here and no model on the hub has that name (or it is private: "hf auth login")'
     if _has(causes, hub.RevisionNotFoundError):
         return f"the hub has no revision {revision!r} of it: give one of its branches, tags or commits"
     if _has(causes, _OFFLINE) or any(type(one).__name__.startswith(("Connect", "ProxyError")) for one in causes):
-        return f"no directory here has that name, the cache does not hold it, and the hub cannot be asked{_offline()}"
+        return f"no directory here has that name, the cache does not hold it, and the hub cannot be reached{_offline()}"
     if _has(causes, hub.EntryNotFoundError):
         return _NO_CONFIG
     return f"no model found: {one_line(_as_exception(error))}"
@@ -54,7 +54,7 @@ def _why_not_ours(name: str, error: BaseException) -> str | None:
     text = str(error)
     if "trust_remote_code" in text:
         return (
-            "its architecture is code that comes with the checkpoint, and that is not run unasked; read it, and give "
+            "its architecture is code that comes with the checkpoint, and is not run unless you allow it; read it, and give "
             "trust_remote_code=True (--trust-remote-code)"
         )
     if "does not recognize this architecture" in text or "Unrecognized model" in text:
@@ -62,9 +62,9 @@ def _why_not_ours(name: str, error: BaseException) -> str | None:
         if kind is None and not Path(name).is_dir():
             return _NO_CONFIG
         if kind is None:
-            return "its config.json does not say model_type, which names the architecture: put it in"
+            return "its config.json does not set model_type, which names the architecture: add it"
         known = f"transformers {transformers.__version__}"
-        return f"{known} does not know the architecture {kind!r}; upgrade transformers, or use another model"
+        return f"{known} does not support the architecture {kind!r}; upgrade transformers, or use another model"
     return None
 
 
@@ -97,12 +97,12 @@ def why_half_loaded(name: str, config: PretrainedConfig, report: dict[str, Any])
     if mismatched:
         key, theirs, ours = mismatched[0]
         return (
-            f"the weights are not of the shape that config.json describes: {key} is {list(theirs)} in the file and "
+            f"the weights do not have the shapes that config.json describes: {key} is {list(theirs)} in the file but "
             f"{list(ours)} in the model{unsaid or '; download the checkpoint again'}"
         )
     if missing:
         return (
-            f"the checkpoint lacks {len(missing)} of the model's weights, {missing[0]} among them"
+            f"the checkpoint lacks {len(missing)} of the model's weights, including {missing[0]}"
             f"{unsaid or '; download it again, or load it as the kind of model it is'}"
         )
     if report.get("unexpected_keys") and "num_hidden_layers" in unsaid:
@@ -125,7 +125,7 @@ def _unsaid(name: str, config: PretrainedConfig) -> str:
     gaps = ", ".join(
         f"{field} ({value} is transformers' default)" for field, value in taken.items() if value is not None
     )
-    return f"; config.json does not say {gaps}: put the model's own in" if gaps else ""
+    return f"; config.json does not set {gaps}: add the model's own" if gaps else ""
 
 
 @torch.inference_mode()
@@ -133,8 +133,8 @@ def why_not_finite(hf: PreTrainedModel) -> str:
     """Explain why the logits of a model are not finite."""
     for key, weight in hf.named_parameters():
         if weight.is_floating_point() and not bool(torch.isfinite(weight).all()):
-            return f"its weights hold NaN or infinity, {key} among them; download the checkpoint again, or use another"
+            return f"its weights contain NaN or infinity, for example in {key}; download the checkpoint again, or use another"
     return (
-        f"its own forward pass gives NaN or infinity in {str(hf.dtype).removeprefix('torch.')}, though its weights are "
+        f"its own forward pass produces NaN or infinity in {str(hf.dtype).removeprefix('torch.')}, though its weights are "
         "finite; try another dtype (float32)"
     )

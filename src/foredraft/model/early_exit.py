@@ -25,7 +25,9 @@ def first_layers(
     """See ExitingBody. Raises ModelError for a number of layers that the target does not have, or a body that cannot stop."""
     total = int(target.hf.config.get_text_config().num_hidden_layers)
     if not 1 <= num_layers < total:
-        raise ModelError(f"{target.traits.name} has {total} layers: an early exit is after 1 to {total - 1} of them")
+        raise ModelError(
+            f"{target.traits.name} has {total} layers: an early exit must come after 1 to {total - 1} of them"
+        )
     if not isinstance(target.body, ExitingBody):
         raise ModelError("early exits are not supported by the kernels on a GPU: use device='cpu', or another method")
     return LanguageModel(target.hf, target.traits, target.body.first_layers(num_layers, exit, weight_format))

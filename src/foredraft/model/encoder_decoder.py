@@ -48,7 +48,7 @@ class EncoderDecoderBody:
         self._encoder_takes_positions = "position_ids" in inspect.signature(self._encoder.forward).parameters
         self._cross = cross_attentions(self._decoder)
         if not self._cross:
-            raise ModelError(f"{type(hf).__name__}: its decoder has no cross attention under a name that is known")
+            raise ModelError(f"{type(hf).__name__}: its decoder has no cross-attention under a known name")
         with torch.inference_mode():
             self._encoder_biases, self._decoder_biases = biases_of(self._encoder), biases_of(self._decoder)
             one_row = hf.get_input_embeddings().weight.new_zeros(1, next(iter(self._cross.values())).key.in_features)

@@ -66,12 +66,12 @@ class FeatureShape(NamedTuple):
             raise ForedraftError("input_features must be a tensor or an array of numbers") from error
         if tuple(rows.shape) != self:
             raise ForedraftError(
-                f"input_features have the shape {list(rows.shape)} and the encoder reads {list(self)}: give one sound, as "
+                f"input_features have the shape {list(rows.shape)}, but the encoder reads {list(self)}: give one recording, as "
                 "its feature extractor pads it (input_features[0] of what it returns)"
             )
         rows = rows.to("cpu", torch.float32, copy=True).contiguous()
         if not bool(rows.isfinite().all()):
-            raise ForedraftError("input_features hold numbers that are not finite")
+            raise ForedraftError("input_features contain numbers that are not finite")
         return FeatureSource(rows, self.num_frames // _FRAMES_PER_ROW)
 
 

@@ -189,13 +189,13 @@ class LanguageModel:
         """Raise ForedraftError for a model that reads audio."""
         if self.traits.feature_shape is not None:
             raise ForedraftError(
-                f'{self.traits.name} reads sound and no text: give {{"input_features": ...}}, of its feature extractor'
+                f'{self.traits.name} reads audio, not text: give {{"input_features": ...}} from its feature extractor'
             )
 
     def inputs_for_features(self, features: Any) -> ModelInputs:
         """The same for audio features, see FeatureShape.source_of. Raises ForedraftError for a model that does not read audio."""
         if self.traits.feature_shape is None:
-            raise ForedraftError(f"input_features are for models that read sound, and {self.traits.name} reads text")
+            raise ForedraftError(f"input_features are for models that read audio, but {self.traits.name} reads text")
         return ModelInputs(self.traits.feature_shape.source_of(features), list(self.traits.start_ids))
 
     @property
@@ -207,12 +207,12 @@ class LanguageModel:
         """taps: the hidden states to keep, see Body. keeps_encoded: whether to keep the encoder's output. Raises ModelError for a tap
         that does not exist, and for taps of an encoder-decoder."""
         if taps and self.has_encoder:
-            raise ModelError(f"{self.traits.name} is an encoder-decoder: hidden states of those are not kept")
+            raise ModelError(f"{self.traits.name} is an encoder-decoder, whose hidden states cannot be kept")
         config = self.hf.config.get_text_config()
         if any(not FINAL_NORM <= tap <= config.num_hidden_layers for tap in taps):
             raise ModelError(
-                f"{self.traits.name} has {config.num_hidden_layers} layers, and hidden states {list(taps)} are wanted: "
-                f"they go from 0 to {config.num_hidden_layers}, and {FINAL_NORM} stands for what its head reads"
+                f"{self.traits.name} has {config.num_hidden_layers} layers, but hidden states {list(taps)} were requested: "
+                f"they are numbered from 0 to {config.num_hidden_layers}, and {FINAL_NORM} stands for what its lm_head reads"
             )
         return KVCache(
             pool,

@@ -77,21 +77,21 @@ def _refuse_second_rounding(name: str, kind: str | None, options: LoadOptions) -
 def _refuse_stored_quantization(name: str, kind: str | None) -> None:
     """Raise ModelError for an encoder-decoder whose weights are quantized."""
     if kind is not None:
-        raise ModelError(f"{name}: a quantized encoder-decoder ({kind}); give a checkpoint in floating point")
+        raise ModelError(f"{name}: this is a quantized encoder-decoder ({kind}); give a floating-point checkpoint")
 
 
 def _refuse_split(name: str, config: PretrainedConfig, kind: str | None) -> None:
     """Raise ModelError for a model that cannot be split among ranks."""
     if kind is not None:
-        raise ModelError(f"{name}: its weights are quantized ({kind}), and tp_plan splits floating-point weights")
+        raise ModelError(f"{name}: its weights are quantized ({kind}), but tp_plan splits only floating-point weights")
     if config.is_encoder_decoder:
-        raise ModelError(f"{name}: an encoder-decoder, and tp_plan splits decoder-only models")
+        raise ModelError(f"{name}: this is an encoder-decoder, but tp_plan splits only decoder-only models")
     refuse_unsplittable(config, name, this_world().size)
 
 
 def _refuse_unplaceable(name: str) -> None:
     if is_gguf(Path(name)):
-        raise ModelError(f"{name}: a GGUF file is loaded onto one device: leave device_map and tp_plan out")
+        raise ModelError(f"{name}: a GGUF file is loaded onto one device: leave out device_map and tp_plan")
     if importlib.util.find_spec("accelerate") is None:
         raise ModelError("device_map and tp_plan need accelerate: pip install 'foredraft[accelerate]'")
 
@@ -128,7 +128,7 @@ def _load_from_memory(source: PreTrainedModel, options: LoadOptions) -> Language
     name = source.config.name_or_path or type(source).__name__
     if is_split(source):
         raise ModelError(
-            f'{name}: other processes have a part of its weights: give its name or directory, and tp_plan="auto"'
+            f'{name}: other processes hold part of its weights: give its name or directory, and tp_plan="auto"'
         )
     kind = quantization_of(source.config) if is_quantized(source) else None
     if source.config.is_encoder_decoder:
@@ -166,13 +166,13 @@ def refuse_unsupported(config: PretrainedConfig, name: str) -> None:
 
 
 _REFUSED_ENCODER_DECODERS = {
-    "longt5": "does not hand its arguments down to its attention",
-    "switch_transformers": "makes the masks of its attention itself",
-    "nllb-moe": "makes the masks of its attention itself",
-    "led": "has an attention of its own, which sees windows of the source",
-    "prophetnet": "has an attention of its own, which predicts several tokens at once",
-    "bigbird_pegasus": "has an attention of its own, which sees blocks of the source",
-    "pegasus_x": "has an attention of its own, which sees blocks of the source",
+    "longt5": "does not pass its arguments on to its attention",
+    "switch_transformers": "builds its attention masks itself",
+    "nllb-moe": "builds its attention masks itself",
+    "led": "has its own kind of attention, which sees windows of the source",
+    "prophetnet": "has its own kind of attention, which predicts several tokens at once",
+    "bigbird_pegasus": "has its own kind of attention, which sees blocks of the source",
+    "pegasus_x": "has its own kind of attention, which sees blocks of the source",
 }
 
 
@@ -180,10 +180,10 @@ def _refuse_encoder_decoder(config: PretrainedConfig, name: str) -> None:
     kind = str(config.model_type)
     why = _REFUSED_ENCODER_DECODERS.get(kind)
     if why is None and type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING and feature_shape_of(config) is None:
-        why = "does not translate text into text"
+        why = "does not generate text from text"
     if why is not None:
         raise ModelError(
-            f"{name}: an encoder-decoder ({kind}) that {why}; T5, mT5, UMT5, BART, mBART, PLBart, Marian, Pegasus, Blenderbot, "
+            f"{name}: this is an encoder-decoder ({kind}) that {why}; T5, mT5, UMT5, BART, mBART, PLBart, Marian, Pegasus, Blenderbot, "
             "M2M100, T5Gemma and Whisper are supported"
         )
 
@@ -208,7 +208,7 @@ def _refuse_placement(hf: PreTrainedModel, name: str) -> None:
     except ForedraftError as error:
         raise ModelError(f"{name}: {error}") from None
     if hf.config.is_encoder_decoder and is_spread(hf):
-        raise ModelError(f"{name}: an encoder-decoder on several devices: give one device")
+        raise ModelError(f"{name}: this is an encoder-decoder spread over several devices: give one device")
 
 
 def _examined(

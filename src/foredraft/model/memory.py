@@ -33,8 +33,8 @@ def refuse_more_than_free(name: str, needed: int, device: torch.device) -> None:
     free = available_memory(device)
     if free is not None and needed > free:
         raise ModelError(
-            f"{name}: its weights take {_gib(needed)} GiB and {_gib(free)} GiB of memory are free; "
-            "use a smaller model, or a smaller dtype"
+            f"{name}: its weights take {_gib(needed)} GiB, but only {_gib(free)} GiB of memory are free; "
+            "use a smaller model or a smaller dtype"
         )
 
 
@@ -51,7 +51,7 @@ def refuse_if_dequantized_too_big(hf: PreTrainedModel, name: str, *, packs_linea
     needed = sum(prod(source.shape) for source in [*linears, *experts]) * hf.dtype.itemsize
     if free is not None and needed > free:
         raise ModelError(
-            f"{name}: its quantized weights take {_gib(needed)} GiB in {str(hf.dtype).removeprefix('torch.')} and "
+            f"{name}: its quantized weights take {_gib(needed)} GiB in {str(hf.dtype).removeprefix('torch.')}, but only "
             f"{_gib(free)} GiB of memory are free; use a smaller model, or bfloat16 with compiled kernels"
         )
 

@@ -81,7 +81,7 @@ class LoadOptions:
         if dtype == "auto":
             dtype = getattr(config.get_text_config(), "dtype", None) or torch.float32
         if dtype == torch.float16 and self.torch_device().type == "cpu":
-            logger.warning("float16 is slow and narrow on a CPU: loading in bfloat16")
+            logger.warning("float16 is slow on a CPU and has a narrow range: loading in bfloat16")
             dtype = torch.bfloat16
         assert isinstance(dtype, torch.dtype)
         return dtype
@@ -89,10 +89,12 @@ class LoadOptions:
 
 def _refuse_absent(device: torch.device) -> None:
     if device.type == "meta":
-        raise ModelError("device meta holds no numbers: give auto, cpu, cuda or cuda:N")
+        raise ModelError("device meta holds no data: give auto, cpu, cuda or cuda:N")
     if device.type != "cuda":
         return
     if not torch.cuda.is_available():
         raise ModelError(f"device {device} cannot be used: PyTorch finds no CUDA device here; give cpu, or auto")
     if (device.index or 0) >= torch.cuda.device_count():
-        raise ModelError(f"device {device} cannot be used: there are {torch.cuda.device_count()}, counted from cuda:0")
+        raise ModelError(
+            f"device {device} cannot be used: the number of CUDA devices is {torch.cuda.device_count()}, counted from cuda:0"
+        )

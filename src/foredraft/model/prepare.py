@@ -103,7 +103,9 @@ def _fits_a_device(hf: PreTrainedModel) -> bool:
         return False
     reason = why_not(hf.device, hf.dtype)
     if reason is not None:
-        logger.warning("kernels are not used on %s (%s): PyTorch's own run, more slowly", hf.device, reason)
+        logger.warning(
+            "kernels are not used on %s (%s): PyTorch's own are used instead, which are slower", hf.device, reason
+        )
     return reason is None
 
 
@@ -125,12 +127,12 @@ def is_quantized(hf: PreTrainedModel) -> bool:
 def _can_be_int8(hf: PreTrainedModel) -> bool:
     """Exact int8 products need a processor that supports them; elsewhere the model runs as it was loaded."""
     if hf.device.type != "cpu":
-        reason = f"there are no exact int8 products on {hf.device.type}"
+        reason = f"exact int8 products are not available on {hf.device.type}"
     elif load_kernels() is None and not int8_is_exact():
         reason = "this processor multiplies int8 inexactly"
     else:
         return True
-    logger.warning("quantization is left out: %s", reason)
+    logger.warning("quantization is skipped: %s", reason)
     return False
 
 

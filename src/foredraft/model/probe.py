@@ -103,7 +103,7 @@ def _compared(
     for ours, theirs in zip(together, reference, strict=True):
         if not relative_error(ours, theirs) < tolerance:
             raise ModelError(
-                f"{name}: its logits change when sequences share a pass (it keeps a state or a mask of its own "
+                f"{name}: its logits change when sequences share a pass (it has a state or a mask of its own "
                 "that attention alone does not explain); use a decoder whose only memory is keys and values"
             )
     return draft, region.bytes_per_token
@@ -167,7 +167,7 @@ def _refuse_if_it_looks_ahead(name: str, beginning: Tensor, whole: Tensor) -> No
     """beginning: the logits of the first tokens of `whole`, from a pass in which other tokens follow them."""
     tolerance = PRECISE_TOLERANCE if beginning.dtype in PRECISE else TOLERANCE
     if not relative_error(beginning, whole[: len(beginning)]) < tolerance:
-        raise ModelError(f"{name}: a token's logits depend on later tokens (an encoder); a causal decoder is needed")
+        raise ModelError(f"{name}: a token's logits depend on later tokens (it is an encoder); use a causal decoder")
 
 
 def _read_in_two_passes(model: LanguageModel, sequences: list[list[int]]) -> tuple[list[Tensor], Region]:

@@ -38,10 +38,10 @@ class World:
         """Raises ModelError for a process that torchrun did not start, or started alone."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if any(not environment.get(name, "").isdecimal() for name in names):
-            raise ModelError(f"tp_plan splits a model among the processes of a torchrun: start it as {_STARTED}")
+            raise ModelError(f"tp_plan splits a model among processes that torchrun starts: run {_STARTED}")
         world = cls(*(int(environment[name]) for name in names))
         if world.size < 2:
-            raise ModelError(f"tp_plan splits a model among several processes, and this is one: start {_STARTED}")
+            raise ModelError(f"tp_plan splits a model among several processes, but there is only one: run {_STARTED}")
         return world
 
     @property
@@ -51,7 +51,7 @@ class World:
             return torch.device("cpu")
         if self.local_rank >= torch.cuda.device_count():
             raise ModelError(
-                f"tp_plan needs a GPU for each process: {self.local_size} were started on this machine, and it has "
+                f"tp_plan needs a GPU for each process: {self.local_size} processes were started on this machine, but it has "
                 f"{torch.cuda.device_count()}; give --nproc-per-node {torch.cuda.device_count()}"
             )
         return torch.device("cuda", self.local_rank)
@@ -68,7 +68,9 @@ class Ranks:
     def __init__(self, world: World) -> None:
         """Wait for all processes. Raises ModelError if that fails, or if this process has done it before."""
         if dist.is_initialized():
-            raise ModelError("torch.distributed is in use in this process already: one torchrun splits one model, once")
+            raise ModelError(
+                "torch.distributed is already in use in this process: each torchrun can split only one model, once"
+            )
         self.world = world
         self.is_broken = False
         device = world.device
@@ -82,7 +84,7 @@ class Ranks:
             )
             self._messages = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
         except (RuntimeError, ValueError) as error:
-            raise ModelError(f"the processes of this torchrun do not find each other: {error}") from error
+            raise ModelError(f"the processes of this torchrun could not find each other: {error}") from error
 
     @property
     def is_first(self) -> bool:

@@ -27,7 +27,7 @@ def round_to_int4(hf: PreTrainedModel, name: str, options: LoadOptions) -> None:
     weights, leave the model as it is and log a warning."""
     reason = _why_not(hf, options)
     if reason is not None:
-        logger.warning("%s: quantization is left out: %s", name, reason)
+        logger.warning("%s: quantization is skipped: %s", name, reason)
         return
     head: Any = hf.get_output_embeddings()
     files, num_even, num_odd = mapped_files(), 0, 0
@@ -44,14 +44,14 @@ def round_to_int4(hf: PreTrainedModel, name: str, options: LoadOptions) -> None:
             num_odd, num_even = num_odd + is_odd, num_even + (not is_odd)
     if num_odd:
         logger.warning(
-            "%s: %d of %d matrices are in int8: their inputs cannot be divided by %d",
+            "%s: %d of %d matrices are stored in int8: their number of inputs is not divisible by %d",
             *(name, num_odd, num_odd + num_even, INT4_GROUP),
         )
 
 
 def _why_not(hf: PreTrainedModel, options: LoadOptions) -> str | None:
     if hf.device.type != "cpu":
-        return f"there are no four-bit products on {hf.device.type}"
+        return f"four-bit products are not available on {hf.device.type}"
     if options.kernels != "auto":
         return 'four-bit products need the compiled kernels: give kernels="auto"'
     if load_kernels() is None:

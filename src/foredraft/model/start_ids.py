@@ -24,7 +24,7 @@ def start_ids_of(hf: PreTrainedModel, name: str) -> tuple[int, ...]:
     start = [*stated("decoder_start_token_id"), *stated("bos_token_id")]
     if not start:
         raise ModelError(
-            f"{name}: it does not say what its decoder begins with: set decoder_start_token_id in its config.json"
+            f"{name}: it does not say which token its decoder starts with: set decoder_start_token_id in its config.json"
         )
     if feature_shape_of(config) is None:
         return (start[0], *stated("forced_bos_token_id")[:1])
@@ -62,5 +62,7 @@ def _language_token(language: str) -> str:
 def _id_of(token: str, ids: Mapping[str, int], name: str, field: str) -> int:
     if token not in ids:
         known = ", ".join(ids) or "none"
-        raise ModelError(f"{name}: its generation_config asks for the {field} {token}, and knows {known}")
+        raise ModelError(
+            f"{name}: its generation_config asks for the {field} {token}, which it does not support; supported: {known}"
+        )
     return ids[token]

@@ -19,7 +19,7 @@ def decoder_layers(hf: PreTrainedModel) -> nn.ModuleList:
     if layers is None:
         num_layers = hf.config.get_text_config().num_hidden_layers
         raise ModelError(
-            f"{type(hf).__name__}: its {num_layers} layers are in no list, so their hidden states cannot be read"
+            f"{type(hf).__name__}: its {num_layers} layers are not in a list, so their hidden states cannot be read"
         )
     return layers
 
@@ -49,7 +49,7 @@ def final_norm_of(hf: PreTrainedModel) -> nn.Module:
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.shape == width:
             return module
-    raise ModelError(f"{type(hf).__name__}: it has no norm behind its last layer, and a trained exit takes its place")
+    raise ModelError(f"{type(hf).__name__}: it has no norm after its last layer, which a trained exit would replace")
 
 
 class DecoderParts(NamedTuple):
@@ -71,7 +71,9 @@ class DecoderParts(NamedTuple):
         layers = decoder_layers(hf)
         rotary_emb = getattr(_parent_of(hf, layers), "rotary_emb", None)
         if not isinstance(rotary_emb, nn.Module):
-            raise ModelError(f"{type(hf).__name__}: its layers share no rotary embedding, so no more can be added")
+            raise ModelError(
+                f"{type(hf).__name__}: its layers do not share a rotary embedding, so layers cannot be added"
+            )
         float32 = tuple(getattr(hf, "_keep_in_fp32_modules_strict", None) or ())
         return cls(type(decoder_layers(_skeleton(hf))[-1]), final_norm_of(hf), rotary_emb, float32)
 

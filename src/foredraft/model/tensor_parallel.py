@@ -156,7 +156,7 @@ class LeadingBody:
     def _break(self, how: str) -> str:
         """Run no more passes. -> why"""
         self._others.is_broken = True
-        self._failure = f"a pass that all ranks share {how}: start all ranks again"
+        self._failure = f"a pass that all ranks share {how}: restart all ranks"
         return self._failure
 
     def _shared(self, batch: RaggedBatch) -> SharedPass:
@@ -216,9 +216,7 @@ def follow(follower: Follower, ranks: Ranks) -> NoReturn:
         while (shared := ranks.receive()) is not None:
             follower.read(shared)
     except Exception as error:
-        raise SystemExit(
-            f"error: rank {ranks.world.rank}: no pass can be read any more ({reason_of(error)})"
-        ) from error
+        raise SystemExit(f"error: rank {ranks.world.rank}: no more passes can be run ({reason_of(error)})") from error
     raise SystemExit(0)
 
 
@@ -236,5 +234,5 @@ def refuse_unsplittable(config: PretrainedConfig, name: str, num_ranks: int) -> 
         heads = getattr(text, what, None)
         if isinstance(heads, int) and heads % num_ranks:
             raise ModelError(
-                f"{name}: its {what} is {heads}, which {num_ranks} ranks cannot share evenly: start a number of ranks that divides it"
+                f"{name}: its {what} is {heads}, which {num_ranks} ranks cannot share evenly: use a number of ranks that divides it"
             )

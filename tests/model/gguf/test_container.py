@@ -83,17 +83,17 @@ TENSOR = b"output_norm.weight"
 
 MALFORMED: dict[str, tuple[Change, str]] = {
     "no bytes": (cut(0), "empty"),
-    "cut in the header": (cut(20), "cut or damaged"),
-    "cut in the metadata": (cut(300), "cut or damaged"),
+    "cut in the header": (cut(20), "truncated or damaged"),
+    "cut in the metadata": (cut(300), "truncated or damaged"),
     "cut in the tensors": (cut(-40), "ends before its tensor"),
     "another magic": (put("<4s", 0, b"GGML"), "does not begin with GGUF"),  # type: ignore[arg-type]
     "version 1": (put("<I", 4, 1), "version 1"),
     "big-endian": (put(">I", 4, 3), "big-endian"),
     "a version of the future": (put("<I", 4, 77), "version 77"),
-    "2^60 tensors": (put("<Q", 8, 1 << 60), "cut or damaged"),
-    "2^60 entries": (put("<Q", 16, 1 << 60), "cut or damaged"),
-    "a name of 2^63 bytes": (put("<Q", 24, 1 << 63), "cut or damaged"),
-    "an array of 2^62 strings": (put_at(b"tokenizer.ggml.tokens", 8, "<Q", 1 << 62), "cut or damaged"),
+    "2^60 tensors": (put("<Q", 8, 1 << 60), "truncated or damaged"),
+    "2^60 entries": (put("<Q", 16, 1 << 60), "truncated or damaged"),
+    "a name of 2^63 bytes": (put("<Q", 24, 1 << 63), "truncated or damaged"),
+    "an array of 2^62 strings": (put_at(b"tokenizer.ggml.tokens", 8, "<Q", 1 << 62), "truncated or damaged"),
     "an array of an unknown type": (put_at(b"tokenizer.ggml.tokens", 4, "<I", 99), "unknown type 99"),
     "arrays of arrays": (put_at(b"tokenizer.ggml.tokens", 4, "<I", 9), "unknown type 9"),
     "an unknown type of value": (put_at(b"llama.context_length", 0, "<I", 99), "unknown type 99"),
@@ -127,9 +127,12 @@ def test_a_malformed_file_is_refused_with_its_reason(
 LYING: dict[str, tuple[Change, str]] = {
     "a billion layers": (put_at(b"llama.block_count", 4, "<I", 1_000_000_000), "1000000000 layers"),
     "no layers": (put_at(b"llama.block_count", 4, "<I", 0), "block_count"),
-    "another width": (put_at(b"llama.embedding_length", 4, "<I", 64), "metadata describe"),
-    "a width of a billion": (put_at(b"llama.embedding_length", 4, "<I", 1_000_000_000), "metadata describe"),
-    "a billion heads": (put_at(b"llama.attention.head_count", 4, "<I", 1_000_000_000), "metadata describe"),
+    "another width": (put_at(b"llama.embedding_length", 4, "<I", 64), "metadata describes"),
+    "a width of a billion": (put_at(b"llama.embedding_length", 4, "<I", 1_000_000_000), "metadata describes"),
+    "a billion heads": (
+        put_at(b"llama.attention.head_count", 4, "<I", 1_000_000_000),
+        "metadata does not describe a model",
+    ),
     "no heads": (put_at(b"llama.attention.head_count", 4, "<I", 0), "head_count"),
     "a width that is no integer": (put_at(b"llama.embedding_length", 0, "<I", 6), "not an integer"),
 }

@@ -73,7 +73,7 @@ def test_scales_that_are_no_numbers_are_refused(scale: float, tmp_path: Path) ->
     data[start : start + 2] = np.float16(scale).tobytes()
     path.write_bytes(data)
     file = GGUFFile(path)
-    with pytest.raises(ModelError, match="'matrix' holds NaN or infinity"):
+    with pytest.raises(ModelError, match="'matrix' contains NaN or infinity"):
         GGUFRows(file, file.tensors["matrix"]).rows(0, 1)
 
 

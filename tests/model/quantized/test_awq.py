@@ -43,5 +43,5 @@ def test_another_shape_of_any_tensor_is_refused(part: str, layer: MakeLayer) -> 
 
 def test_groups_are_those_of_the_settings(layer: MakeLayer) -> None:
     parts, _ = awq().pack(weight_of())
-    with pytest.raises(UnreadableError, match=r"groups of 32 inputs and quantization_config.group_size is 128"):
+    with pytest.raises(UnreadableError, match=r"groups of 32 inputs but quantization_config.group_size is 128"):
         Awq({**SETTINGS, "group_size": 128}).matrix(layer(parts), (48, 64))

@@ -31,7 +31,7 @@ def test_storage_other_than_bytes_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"shape": [64, 48]}, r"layer is \[64, 48\] by its quant_state and \[48, 64\] in the model"),
+        ({"shape": [64, 48]}, r"layer is \[64, 48\] according to its quant_state but \[48, 64\] in the model"),
         ({"blocksize": 0}, "layer: blocksize is 0 in its quant_state"),
         ({"blocksize": 128}, r"layer.weight.nested_absmax|layer.weight.absmax is \[48\]"),
         ({"nested_blocksize": None}, "layer: nested_blocksize is None in its quant_state"),
@@ -44,7 +44,7 @@ def test_a_lying_description_is_refused(changes: dict[str, Any], reason: str, la
 
 def test_a_description_that_is_no_json_is_refused(layer: MakeLayer) -> None:
     parts = described() | {STATE: torch.tensor([123, 255], dtype=torch.uint8)}
-    with pytest.raises(UnreadableError, match="is no JSON object"):
+    with pytest.raises(UnreadableError, match="is not a JSON object"):
         BitsAndBytes({}).matrix(layer(parts), (48, 64))
 
 

@@ -83,7 +83,7 @@ def test_a_scheme_is_chosen_by_name_before_class(layer: MakeLayer) -> None:
 def test_a_layer_that_no_group_targets_is_refused(layer: MakeLayer) -> None:
     settings = changed()
     settings["config_groups"]["group_0"]["targets"] = ["re:model.*"]
-    with pytest.raises(UnreadableError, match=r"layer is quantized, and no group of .* targets it"):
+    with pytest.raises(UnreadableError, match=r"layer is quantized, but no group of .* targets it"):
         CompressedTensors(settings).matrix(layer(packed().pack(weight_of())[0]), (48, 64))
 
 
@@ -110,14 +110,14 @@ def test_zero_points_of_a_symmetric_scheme_are_zero(layer: MakeLayer) -> None:
         CompressedTensors(SETTINGS).matrix(layer(parts), (48, 64)).source.rows(0, 48).dequantized(), numbers
     )
     parts["weight_zero_point"][3, 1] = 1
-    with pytest.raises(UnreadableError, match=r"layer.weight_zero_point is not zero, and its scheme says symmetric"):
+    with pytest.raises(UnreadableError, match=r"layer.weight_zero_point is not zero, but its scheme says symmetric"):
         CompressedTensors(SETTINGS).matrix(layer(parts), (48, 64))
 
 
 def test_a_lying_weight_shape_is_refused(layer: MakeLayer) -> None:
     parts, _ = packed().pack(weight_of())
     parts["weight_shape"] = torch.tensor([48, 63])
-    with pytest.raises(UnreadableError, match=r"weight_shape says \[48, 63\], and the model needs \[48, 64\]"):
+    with pytest.raises(UnreadableError, match=r"weight_shape says \[48, 63\], but the model needs \[48, 64\]"):
         CompressedTensors(SETTINGS).matrix(layer(parts), (48, 64))
 
 

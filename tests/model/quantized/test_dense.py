@@ -36,5 +36,5 @@ def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
     parts, _ = KINDS["W8A8"].pack(weight_of())
     parts["weight_scale"] = parts["weight_scale"][:5]
     save_file({f"fc.{part}": tensor.contiguous() for part, tensor in parts.items()}, tmp_path / "model.safetensors")
-    with pytest.raises(UnreadableError, match=r"fc\.weight_scale is \[5, 1\] BF16 in the file and should be \[48, 1\]"):
+    with pytest.raises(UnreadableError, match=r"fc\.weight_scale is \[5, 1\] BF16 in the file but should be \[48, 1\]"):
         read_dense(tmp_path, KINDS["W8A8"].settings)

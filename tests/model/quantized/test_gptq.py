@@ -32,7 +32,7 @@ def test_settings_that_are_not_supported_are_named(changes: dict[str, Any], reas
 def test_groups_are_those_of_the_settings(layer: MakeLayer) -> None:
     parts, _ = gptq().pack(weight_of())
     with pytest.raises(
-        UnreadableError, match=r"scales has groups of 32 inputs and quantization_config.group_size is 64"
+        UnreadableError, match=r"scales has groups of 32 inputs but quantization_config.group_size is 64"
     ):
         Gptq({**SETTINGS, "group_size": 64}).matrix(layer(parts), (48, 64))
 

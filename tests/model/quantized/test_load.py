@@ -293,7 +293,7 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "a missing tensor": (lambda state: state.pop(f"{Q_PROJ}.scales"), f"{Q_PROJ}.scales is missing"),
     "a lying shape": (
         lambda state: state.update({f"{Q_PROJ}.qweight": state[f"{Q_PROJ}.qweight"][:, :-1].contiguous()}),
-        f"{Q_PROJ}.qweight is [8, 63] I32 in the file and should be [8, 64] I32",
+        f"{Q_PROJ}.qweight is [8, 63] I32 in the file but should be [8, 64] I32",
     ),
     "a lying type": (
         lambda state: state.update({f"{Q_PROJ}.qweight": state[f"{Q_PROJ}.qweight"].float()}),
@@ -301,7 +301,7 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     ),
     "groups that nobody has": (
         lambda state: state.update({f"{Q_PROJ}.g_idx": torch.zeros(64, dtype=torch.int32)}),
-        f"{Q_PROJ}: its g_idx does not give 32 inputs to each of 2 groups",
+        f"{Q_PROJ}: its g_idx does not assign 32 inputs to each of 2 groups",
     ),
     "an unknown tensor": (
         lambda state: state.update({f"{Q_PROJ}.perm": torch.arange(64)}),
@@ -313,11 +313,11 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     ),
     "an unknown layer": (
         lambda state: state.update({"model.layers.9.mlp.qweight": torch.zeros(1, dtype=torch.int32)}),
-        "model.layers.9.mlp.weight is quantized, and the model that config.json describes has no such weight",
+        "model.layers.9.mlp.weight is quantized, but the model that config.json describes has no such weight",
     ),
     "an embedding": (
         lambda state: state.update({"model.embed_tokens.qweight": torch.zeros(1, dtype=torch.int32)}),
-        "belongs to a Embedding; only linear layers and experts may be",
+        "belongs to a Embedding; only linear layers and experts may be quantized",
     ),
     "a missing norm": (lambda state: state.pop("model.norm.weight"), "the checkpoint lacks 1 of the model's weights"),
     "no quantized layer": (
@@ -352,7 +352,7 @@ def test_a_spoilt_checkpoint_is_refused_by_name(what: str, copied: Path) -> None
 def test_a_layer_that_the_settings_exclude_is_refused(quantized: MakeCheckpoint, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(quantized("awq")[0], tmp_path / "copy"))
     edit(copy, quantization_config=KINDS["awq"].settings | {"modules_to_not_convert": ["q_proj"]})
-    assert f"{Q_PROJ} is quantized, and quantization_config lists it among those that are not" in refusal(copy)
+    assert f"{Q_PROJ} is quantized, but quantization_config lists it among those that are not" in refusal(copy)
 
 
 def test_a_truncated_file_is_refused(copied: Path) -> None:
@@ -374,7 +374,7 @@ def test_an_incomplete_set_of_shards_is_refused(quantized: MakeCheckpoint, tmp_p
     shards[1].unlink()
     assert "model-00002-of-00002.safetensors is missing" in refusal(copy)
     (copy / "model.safetensors.index.json").write_text("[]")
-    assert "model.safetensors.index.json is no index of tensors" in refusal(copy)
+    assert "model.safetensors.index.json is not an index of tensors" in refusal(copy)
 
 
 def test_the_command_line_says_it_in_one_line(copied: Path) -> None:
@@ -389,7 +389,7 @@ def test_weights_that_do_not_fit_once_dequantized_are_refused(
 ) -> None:
     path, _ = quantized("gptq")
     monkeypatch.setattr(memory, "available_memory", lambda device: 150_000)
-    with pytest.raises(ModelError, match=r"its quantized weights take .* in float32 and .* are free"):
+    with pytest.raises(ModelError, match=r"its quantized weights take .* in float32, but only .* are free"):
         load_model(path, FLOAT32)
 
 

@@ -48,13 +48,15 @@ def test_every_byte_and_every_scale(layer: MakeLayer) -> None:
 @pytest.mark.parametrize("shape", [(2, 48, 96), (2, 47, 64), (3, 48, 64)])
 def test_another_shape_is_refused(shape: tuple[int, int, int], layer: MakeLayer) -> None:
     files, _ = files_of(layer)
-    with pytest.raises(UnreadableError, match=r"layer.experts_blocks is \[2, 48, 2, 16\] U8 in the file and should be"):
+    with pytest.raises(UnreadableError, match=r"layer.experts_blocks is \[2, 48, 2, 16\] U8 in the file but should be"):
         _experts(files, f"{LAYER}.experts", shape)
 
 
 def test_widths_that_are_no_groups_are_refused(layer: MakeLayer) -> None:
     files, _ = files_of(layer)
-    with pytest.raises(UnreadableError, match=r"layer.experts has 80 inputs, which are no groups of 32"):
+    with pytest.raises(
+        UnreadableError, match=r"layer.experts has 80 inputs, which cannot be divided into groups of 32"
+    ):
         _experts(files, f"{LAYER}.experts", (2, 48, 80))
 
 

@@ -36,7 +36,7 @@ def test_any_zero_point_is_exact(bits: int, seed: int) -> None:
 def test_groups_are_equal() -> None:
     assert group_size("layer", 96, 3) == 32
     for num_groups in (0, 5):
-        with pytest.raises(UnreadableError, match=f"layer: 96 inputs cannot be {num_groups} equal groups"):
+        with pytest.raises(UnreadableError, match=f"layer: 96 inputs cannot be divided into {num_groups} equal groups"):
             group_size("layer", 96, num_groups)
 
 
@@ -52,5 +52,5 @@ def test_inputs_are_sorted_by_their_groups() -> None:
 def test_a_group_that_does_not_exist_is_refused(group: int) -> None:
     groups = in_order(96, 32).to(torch.int32)
     groups[5] = group
-    with pytest.raises(UnreadableError, match="its g_idx does not give 32 inputs to each of 3 groups"):
+    with pytest.raises(UnreadableError, match="its g_idx does not assign 32 inputs to each of 3 groups"):
         input_order("layer", groups, 32)

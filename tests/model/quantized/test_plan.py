@@ -75,7 +75,7 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
             del state[f"{EXPERT}.w1.{part}"]
 
     plan = mixture(tmp_path, gptq(), without_gate)
-    with pytest.raises(UnreadableError, match=r"layers.0.mlp.experts.gate_up_proj lacks weights of expert 3"):
+    with pytest.raises(UnreadableError, match=r"layers.0.mlp.experts.gate_up_proj lacks weights for expert 3"):
         plan.apply(skeleton_model("mixtral"), torch.float32)
 
 

@@ -53,7 +53,9 @@ def test_a_layer_that_the_model_does_not_have_is_refused(name: str) -> None:
 
 def test_weights_of_other_kinds_are_refused() -> None:
     llama = skeleton("llama")
-    with pytest.raises(UnreadableError, match="belongs to a LlamaRMSNorm; only linear layers and experts may be"):
+    with pytest.raises(
+        UnreadableError, match="belongs to a LlamaRMSNorm; only linear layers and experts may be quantized"
+    ):
         llama.linear_shape("model.norm.weight")
-    with pytest.raises(UnreadableError, match="quantized as the experts of a mixture, and the model has none there"):
+    with pytest.raises(UnreadableError, match="quantized as the experts of a mixture, but the model has none there"):
         llama.experts_shape("model.layers.0.mlp.up_proj.weight")

@@ -33,9 +33,9 @@ def test_a_layers_tensors_are_checked(files: TensorFiles) -> None:
     layer = LayerTensors(files, "a")
     layer.check("weight", (2, 3))
     layer.check("codes", (4,), "I64", "I32")
-    with pytest.raises(UnreadableError, match=r"a.weight is \[2, 3\] F32 in the file and should be \[3, 2\] floating"):
+    with pytest.raises(UnreadableError, match=r"a.weight is \[2, 3\] F32 in the file but should be \[3, 2\] floating"):
         layer.check("weight", (3, 2))
-    with pytest.raises(UnreadableError, match=r"a.codes is \[4\] I32 in the file and should be \[4\] I64 or U8"):
+    with pytest.raises(UnreadableError, match=r"a.codes is \[4\] I32 in the file but should be \[4\] I64 or U8"):
         layer.check("codes", (4,), "I64", "U8")
     with pytest.raises(UnreadableError, match=r"a.scales is missing"):
         layer.check("scales", (1,))
@@ -52,5 +52,5 @@ def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) 
 @pytest.mark.parametrize("index", ["", "{}", "[]", '{"weight_map": 3}', "\x00"])
 def test_an_index_that_is_none_is_refused(index: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(UnreadableError, match="is no index of tensors"):
+    with pytest.raises(UnreadableError, match="is not an index of tensors"):
         TensorFiles(tmp_path)

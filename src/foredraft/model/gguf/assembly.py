@@ -53,7 +53,7 @@ def _skeleton(file: GGUFFile, config: PretrainedConfig, dtype: torch.dtype) -> P
             # eager experts are read one at a time, so they can stay stored
             hf: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="eager")
     except Exception as error:  # the library's own checks of a configuration
-        raise ModelError(f"{file.path}: its metadata describes no model: {one_line(error)}") from error
+        raise ModelError(f"{file.path}: its metadata does not describe a model: {one_line(error)}") from error
     return hf
 
 
@@ -63,8 +63,8 @@ def _check_shape(file: GGUFFile, hf: nn.Module, name: str, wanted: tuple[int, ..
         stored = (stored[0], stored[2], stored[1])
     if stored != wanted:
         raise ModelError(
-            f"{file.path}: its tensor {entries[0].name!r} is {list(entries[0].shape)} and its metadata describe a {name} of "
-            f"{list(wanted)}; download it again, or convert it anew"
+            f"{file.path}: its tensor {entries[0].name!r} is {list(entries[0].shape)}, but its metadata describes a {name} of "
+            f"{list(wanted)}; download it again, or convert it again"
         )
 
 

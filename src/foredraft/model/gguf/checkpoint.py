@@ -67,7 +67,9 @@ class GGUFCheckpoint:
         file = GGUFFile(Path(os.fspath(self._name)))
         parts = file.metadata.get("split.count", 0)
         if isinstance(parts, int) and parts > 1:
-            raise ModelError(f"{self._name}: one of {parts} parts of a model; join them with llama-gguf-split --merge")
+            raise ModelError(
+                f"{self._name}: this is one of {parts} parts of a model; join them with llama-gguf-split --merge"
+            )
         return file
 
 

@@ -25,7 +25,7 @@ def architecture_of(metadata: Metadata, file: GGUFFile) -> Architecture:
     """Raises ModelError for an unsupported architecture, and for a file without a language model."""
     kind = metadata.text("general.type", "model")
     if kind != "model":
-        raise ModelError(f"{file.path}: a GGUF file of type {kind[:40]!r}, no model; give the model's own file")
+        raise ModelError(f"{file.path}: a GGUF file of type {kind[:40]!r}, not a model; give the model's own file")
     if metadata.architecture not in ARCHITECTURES:
         raise ModelError(
             f"{file.path}: GGUF files of architecture {metadata.architecture[:40]!r} are not supported; give the original "
@@ -45,7 +45,7 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.for_model(fields.pop("model_type"), **fields)
     except Exception as error:  # the library's own checks of these values
-        raise ModelError(f"{file.path}: its metadata describes no model: {one_line(error)}") from error
+        raise ModelError(f"{file.path}: its metadata does not describe a model: {one_line(error)}") from error
     config.name_or_path = str(file.path)
     return config
 
@@ -55,7 +55,7 @@ def _common(metadata: Metadata, file: GGUFFile, architecture: Architecture) -> d
     hidden_size, vocab_size = metadata.integer("{arch}.embedding_length"), _vocab_size(file)
     head_dim = metadata.integer("{arch}.attention.key_length", max(1, hidden_size // num_heads))
     if metadata.integer("{arch}.attention.value_length", head_dim) != head_dim:
-        raise ModelError(f"{file.path}: its keys and values have different lengths, which cannot be run")
+        raise ModelError(f"{file.path}: its keys and values have different lengths, which is not supported")
     context_len = metadata.integer("{arch}.context_length")
     epsilon, epsilon_key = architecture.epsilon
     return {
@@ -91,7 +91,7 @@ def _num_layers(metadata: Metadata, file: GGUFFile) -> int:
     present = {int(match[1]) for match in map(_LAYER.match, file.tensors) if match is not None}
     if len(present) != said or max(present) != said - 1:
         raise ModelError(
-            f"{file.path}: its metadata has {said} layers and its tensors {len(present)}; download it again"
+            f"{file.path}: its metadata specifies {said} layers, but its tensors make up {len(present)}; download it again"
         )
     return said
 

@@ -61,7 +61,7 @@ class Strings(Sequence[str]):
             try:
                 yield self._buffer[position + 8 : end].decode()
             except UnicodeDecodeError:
-                raise ModelError(f"{self._path}: a GGUF file with a text that is no UTF-8; download it again") from None
+                raise ModelError(f"{self._path}: a GGUF file with text that is not UTF-8; download it again") from None
             position = end
 
 
@@ -81,9 +81,9 @@ class GGUFFile:
         try:
             self.metadata, self.tensors = _Parser(path, self._map).parse()
         except (struct.error, OverflowError):
-            raise ModelError(f"{path}: a GGUF file that is cut or damaged; download it again") from None
+            raise ModelError(f"{path}: a GGUF file that is truncated or damaged; download it again") from None
         except UnicodeDecodeError:
-            raise ModelError(f"{path}: a GGUF file with a text that is no UTF-8; download it again") from None
+            raise ModelError(f"{path}: a GGUF file with text that is not UTF-8; download it again") from None
         except ValueError as error:
             raise ModelError(f"{path}: {error}") from None
         self._forget(0, min((entry.start for entry in self.tensors.values()), default=0))
@@ -119,14 +119,14 @@ class _Parser:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
             raise ValueError(
-                f"a GGUF file whose alignment is {alignment!r}, not a power of two from 8 on; download it again"
+                f"a GGUF file whose alignment is {alignment!r}, not a power of two that is at least 8; download it again"
             )
         first = -(-self._position // alignment) * alignment
         return metadata, _located(table, first, alignment, len(self._buffer))
 
     def _header(self) -> tuple[int, int]:
         if self._buffer[:4] != MAGIC:
-            raise ValueError("no GGUF file: it does not begin with GGUF; give a GGUF file or a directory")
+            raise ValueError("not a GGUF file: it does not begin with GGUF; give a GGUF file or a directory")
         (version,) = self._take("4xI")
         if version not in _VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -140,7 +140,7 @@ class _Parser:
         for _ in range(self._count(num_entries, _SMALLEST_ENTRY)):
             key = self._string()
             if key in metadata:
-                raise ValueError(f"a GGUF file with two values of {key[:80]!r}; download it again")
+                raise ValueError(f"a GGUF file with two values for {key[:80]!r}; download it again")
             (kind,) = self._take("I")
             metadata[key] = self._value(kind, key)
         return metadata

@@ -30,9 +30,9 @@ class Metadata:
         if isinstance(value, memoryview) and len(set(value)) == 1:
             value = value[0]
         if isinstance(value, memoryview):
-            raise ModelError(f"{self._path}: its {self._full(key)} differs between layers, which cannot be run")
+            raise ModelError(f"{self._path}: its {self._full(key)} differs between layers, which is not supported")
         if type(value) is not int or not low <= value < _LARGEST:
-            raise self._wrong(key, value, f"an integer from {low} on")
+            raise self._wrong(key, value, f"an integer of at least {low}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -80,7 +80,7 @@ class Metadata:
         value = self._values.get(self._full(key), default)
         if value is None:
             raise ModelError(
-                f"{self._path}: its metadata has no {self._full(key)}; download it again, or convert it anew"
+                f"{self._path}: its metadata has no {self._full(key)}; download it again, or convert it again"
             )
         return value
 

@@ -30,15 +30,15 @@ def sources_of(parameters: Iterable[str], file: GGUFFile, architecture: str, num
     missing = [wanted for tensors in names.values() for wanted in tensors if wanted not in file.tensors]
     if missing:
         raise ModelError(
-            f"{file.path}: it lacks {len(missing)} of the model's tensors, {missing[0]!r} among them; download it again, or "
-            "convert it anew"
+            f"{file.path}: it lacks {len(missing)} of the model's tensors, including {missing[0]!r}; download it again, or "
+            "convert it again"
         )
     used = {tensor for tensors in names.values() for tensor in tensors}
     unknown = sorted(file.tensors.keys() - used - _NO_PARAMETERS)
     if unknown:
         raise ModelError(
-            f"{file.path}: it has {len(unknown)} tensors that the model has no place for, {unknown[0][:80]!r} among them; it "
-            "is a variant that is not supported"
+            f"{file.path}: it has {len(unknown)} tensors that the model has no place for, including {unknown[0][:80]!r}; this "
+            "variant is not supported"
         )
     return {parameter: tuple(file.tensors[tensor] for tensor in tensors) for parameter, tensors in names.items()}
 

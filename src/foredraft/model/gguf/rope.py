@@ -74,7 +74,7 @@ def _scaling(metadata: Metadata, file: GGUFFile) -> dict[str, Any]:
     if kind == "yarn":
         return _yarn(metadata, factor)
     raise ModelError(
-        f"{file.path}: its rotary embedding is scaled by {kind[:40]!r}, which is not known; linear and yarn are"
+        f"{file.path}: its rotary embedding is scaled by {kind[:40]!r}, which is not supported; linear and yarn are"
     )
 
 

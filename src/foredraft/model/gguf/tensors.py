@@ -44,7 +44,7 @@ class GGUFRows:
         weight = decode(self._entry.kind, rows)
         if not _is_finite(weight):
             raise ModelError(
-                f"{self._file.path}: its tensor {self._entry.name!r} holds NaN or infinity; download it again, or use another"
+                f"{self._file.path}: its tensor {self._entry.name!r} contains NaN or infinity; download it again, or use another"
             )
         return weight
 

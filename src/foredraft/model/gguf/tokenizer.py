@@ -63,7 +63,7 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
     fields = _fields(metadata)
     if not fields["tokens"] or fields["tokenizer_type"] not in (_BYTE_LEVEL, _SENTENCEPIECE):
         raise ModelError(
-            f"{file.path}: no tokenizer could be made of its vocabulary of kind {fields['tokenizer_type'][:40]!r}; give "
+            f"{file.path}: no tokenizer could be built from its vocabulary of kind {fields['tokenizer_type'][:40]!r}; give "
             "tokenizer=, or token ids as prompts"
         )
     try:
@@ -72,7 +72,7 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
     except ImportError as error:
         raise ModelError(f"{file.path}: reading its tokenizer needs a newer transformers; upgrade it") from error
     except Exception as error:  # the library's own checks of a vocabulary
-        raise ModelError(f"{file.path}: no tokenizer could be made of its vocabulary: {one_line(error)}") from error
+        raise ModelError(f"{file.path}: no tokenizer could be built from its vocabulary: {one_line(error)}") from error
 
 
 def _fields(metadata: Metadata) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _split_as_named(backend: Any, name: str) -> None:
     elif name in _GPT2_SPLITS:
         backend.pre_tokenizer = byte_level
     elif name not in GGUF_PRE_TOKENIZER_SPLITS:
-        logger.warning("the pre-tokenizer %r is not known: texts are split as GPT-2's are", name)
+        logger.warning("the pre-tokenizer %r is unknown: texts are split as for GPT-2", name)
     if name in _WHOLE_WORDS:
         backend.model.ignore_merges = True
 

@@ -47,7 +47,7 @@ class Awq(LinearFormat):
         group = group_size(tensors.layer, num_inputs, num_groups)
         if group != (num_inputs if self._group == -1 else self._group):
             raise UnreadableError(
-                f"{tensors.layer}.scales has groups of {group} inputs and quantization_config.group_size is {self._group}"
+                f"{tensors.layer}.scales has groups of {group} inputs but quantization_config.group_size is {self._group}"
             )
         tensors.check("qweight", (num_inputs, num_outputs // _PER_WORD), "I32")
         tensors.check("qzeros", (num_groups, num_outputs // _PER_WORD), "I32")

@@ -77,7 +77,7 @@ class _State:
         size = shape[0] * shape[1]
         if list(settings.get("shape", ())) != list(shape):
             raise UnreadableError(
-                f"{tensors.layer} is {settings.get('shape')} by its quant_state and {list(shape)} in the model"
+                f"{tensors.layer} is {settings.get('shape')} according to its quant_state but {list(shape)} in the model"
             )
         self.block = _positive(tensors, settings, "blocksize")
         num_blocks = -(-size // self.block)
@@ -131,7 +131,7 @@ def _json(tensors: LayerTensors, part: str) -> dict[str, Any]:
     except ValueError:
         settings = None
     if not isinstance(settings, dict):
-        raise UnreadableError(f"{tensors.layer}.{part} is no JSON object; download the checkpoint again")
+        raise UnreadableError(f"{tensors.layer}.{part} is not a JSON object; download the checkpoint again")
     return settings
 
 

@@ -40,7 +40,7 @@ class CompressedTensors(LinearFormat):
     def __init__(self, settings: Settings) -> None:
         for key in ("sparsity_config", "transform_config", "kv_cache_scheme"):
             if _is_set(settings.get(key)):
-                raise UnreadableError(f"quantization_config.{key} is set, and foredraft does not support it")
+                raise UnreadableError(f"quantization_config.{key} is set, but foredraft does not support it")
         groups = settings.get("config_groups")
         if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
             raise UnreadableError("quantization_config.config_groups should map names to schemes")
@@ -57,7 +57,7 @@ class CompressedTensors(LinearFormat):
     def matrix(self, tensors: LayerTensors, shape: tuple[int, int]) -> StoredMatrix:
         scheme = self._scheme_of(tensors.layer)
         if scheme.is_symmetric and tensors.has("weight_zero_point") and bool(tensors.read("weight_zero_point").any()):
-            raise UnreadableError(f"{tensors.layer}.weight_zero_point is not zero, and its scheme says symmetric")
+            raise UnreadableError(f"{tensors.layer}.weight_zero_point is not zero, but its scheme says symmetric")
         num_groups = scheme.num_groups(tensors, shape)
         if not scheme.is_packed:
             return StoredMatrix(_integers(tensors, shape, num_groups, scheme))
@@ -69,7 +69,7 @@ class CompressedTensors(LinearFormat):
             for scheme in self._schemes:
                 if any(covers(target) for target in scheme.targets):
                     return scheme
-        raise UnreadableError(f"{layer} is quantized, and no group of quantization_config.config_groups targets it")
+        raise UnreadableError(f"{layer} is quantized, but no group of quantization_config.config_groups targets it")
 
 
 class _Scheme:
@@ -93,7 +93,7 @@ class _Scheme:
         self.targets = [str(target) for target in group.get("targets", ())]
         _check_activations(f"{where}.input_activations", group.get("input_activations"))
         if group.get("output_activations") is not None:
-            raise UnreadableError(f"{where}.output_activations is set, and foredraft does not support it")
+            raise UnreadableError(f"{where}.output_activations is set, but foredraft does not support it")
 
     def num_groups(self, tensors: LayerTensors, shape: tuple[int, int]) -> int:
         """The number of scales per row. Checks the shape of the scales."""
@@ -120,7 +120,7 @@ def _packed(tensors: LayerTensors, shape: tuple[int, int], num_groups: int, sche
     tensors.check("weight_shape", (2,), "I64", "I32")
     if read_values(tensors.read("weight_shape")) != [num_outputs, num_inputs]:
         raise UnreadableError(
-            f"{tensors.layer}.weight_shape says {read_values(tensors.read('weight_shape'))}, and the model needs "
+            f"{tensors.layer}.weight_shape says {read_values(tensors.read('weight_shape'))}, but the model needs "
             f"{[num_outputs, num_inputs]}"
         )
     if not scheme.is_symmetric:

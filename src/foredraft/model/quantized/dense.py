@@ -43,5 +43,5 @@ def _shape_of(tensors: LayerTensors) -> tuple[int, int]:
     is_packed = tensors.has("weight_shape")
     shape = read_values(tensors.read("weight_shape")) if is_packed else [*tensors.shape("weight")]
     if len(shape) != 2:
-        raise UnreadableError(f"{tensors.layer} is quantized, and its weight is {shape}, which is no matrix")
+        raise UnreadableError(f"{tensors.layer} is quantized, but its weight is {shape}, which is not a matrix")
     return shape[0], shape[1]

@@ -47,7 +47,7 @@ class Gptq(LinearFormat):
         group = group_size(tensors.layer, num_inputs, num_groups)
         if not self._differs and group != (num_inputs if self._group == -1 else self._group):
             raise UnreadableError(
-                f"{tensors.layer}.scales has groups of {group} inputs and quantization_config.group_size is {self._group}"
+                f"{tensors.layer}.scales has groups of {group} inputs but quantization_config.group_size is {self._group}"
             )
         tensors.check("qweight", (num_inputs * bits // WORD, num_outputs), "I32")
         tensors.check("scales", (num_groups, num_outputs))

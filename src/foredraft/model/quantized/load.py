@@ -101,11 +101,11 @@ def _folder(name: str, options: LoadOptions) -> Path:
 
 def _plan(quantized_format: QuantizedFormat, files: TensorFiles, layers: set[str], skeleton: Skeleton) -> Plan:
     if not layers:
-        raise UnreadableError("config.json has a quantization_config, and no weight in the files is quantized")
+        raise UnreadableError("config.json has a quantization_config, but no weight in the files is quantized")
     plan = Plan(skeleton)
     for layer in sorted(layers):
         if quantized_format.is_excluded(layer):
-            raise UnreadableError(f"{layer} is quantized, and quantization_config lists it among those that are not")
+            raise UnreadableError(f"{layer} is quantized, but quantization_config lists it among those that are not")
         quantized_format.place(LayerTensors(files, layer), plan)
     return plan
 

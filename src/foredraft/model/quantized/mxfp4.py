@@ -43,7 +43,7 @@ def _experts(files: TensorFiles, parameter: str, shape: tuple[int, int, int]) ->
     num_experts, num_outputs, num_inputs = shape
     groups = (num_experts, num_outputs, num_inputs // _GROUP)
     if num_inputs % _GROUP:
-        raise UnreadableError(f"{parameter} has {num_inputs} inputs, which are no groups of {_GROUP}")
+        raise UnreadableError(f"{parameter} has {num_inputs} inputs, which cannot be divided into groups of {_GROUP}")
     _check(files, f"{parameter}_blocks", (*groups, _GROUP // 2))
     _check(files, f"{parameter}_scales", groups)
     return [_Mxfp4Source(files, parameter, expert, (num_outputs, num_inputs)) for expert in range(num_experts)]
@@ -54,7 +54,7 @@ def _check(files: TensorFiles, name: str, shape: tuple[int, ...]) -> None:
         raise UnreadableError(f"{name} is missing; download the checkpoint again")
     if files.shape(name) != shape or files.dtype(name) != "U8":
         raise UnreadableError(
-            f"{name} is {list(files.shape(name))} {files.dtype(name)} in the file and should be {list(shape)} U8; "
+            f"{name} is {list(files.shape(name))} {files.dtype(name)} in the file but should be {list(shape)} U8; "
             "download the checkpoint again"
         )
 

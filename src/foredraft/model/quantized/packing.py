@@ -40,7 +40,7 @@ def centered(values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) ->
 def group_size(layer: str, num_inputs: int, num_groups: int) -> int:
     """How many inputs share a scale. Raises UnreadableError if the groups are not equal."""
     if num_groups < 1 or num_inputs % num_groups:
-        raise UnreadableError(f"{layer}: {num_inputs} inputs cannot be {num_groups} equal groups")
+        raise UnreadableError(f"{layer}: {num_inputs} inputs cannot be divided into {num_groups} equal groups")
     return num_inputs // num_groups
 
 
@@ -53,5 +53,5 @@ def input_order(layer: str, group_of_input: Tensor, group: int) -> Tensor | None
     expected = torch.arange(num_groups).repeat_interleave(group)
     order = torch.argsort(group_of_input, stable=True)
     if not torch.equal(group_of_input[order].to(torch.int64), expected):
-        raise UnreadableError(f"{layer}: its g_idx does not give {group} inputs to each of {num_groups} groups")
+        raise UnreadableError(f"{layer}: its g_idx does not assign {group} inputs to each of {num_groups} groups")
     return None if torch.equal(group_of_input.to(torch.int64), expected) else order

@@ -96,7 +96,7 @@ class Plan:
                 places = [Destination(parameter, expert, part, num_parts) for part in range(num_parts)]
                 if not parts.keys() >= set(places):
                     raise UnreadableError(
-                        f"{parameter} lacks weights of expert {expert}; download the checkpoint again"
+                        f"{parameter} lacks weights for expert {expert}; download the checkpoint again"
                     )
                 experts.append(_joined([parts[place] for place in places]))
             yield parameter, experts

@@ -56,7 +56,7 @@ class Skeleton:
             weight, self._renamings, self._converters, self.model.base_model_prefix, self._parameters
         )
         if parameter not in self._parameters:
-            raise UnreadableError(f"{weight} is quantized, and the model that config.json describes has no such weight")
+            raise UnreadableError(f"{weight} is quantized, but the model that config.json describes has no such weight")
         return Destination(parameter) if pattern is None else self._expert(parameter, pattern, weight)
 
     def linear_shape(self, parameter: str) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class Skeleton:
         layer = self.owner(parameter)
         if not parameter.endswith(".weight") or type(layer) not in (nn.Linear, Conv1D):
             raise UnreadableError(
-                f"{parameter} is quantized and belongs to a {type(layer).__name__}; only linear layers and experts may be"
+                f"{parameter} is quantized but belongs to a {type(layer).__name__}; only linear layers and experts may be quantized"
             )
         sides = tuple(self._parameters[parameter].shape)
         return (sides[1], sides[0]) if type(layer) is Conv1D else (sides[0], sides[1])
@@ -73,7 +73,7 @@ class Skeleton:
         """[experts, out, in] of a mixture's parameter. Raises UnreadableError for a parameter of another kind."""
         sides = tuple(self._parameters[parameter].shape)
         if len(sides) != 3 or not hasattr(self.owner(parameter), "is_transposed"):
-            raise UnreadableError(f"{parameter} is quantized as the experts of a mixture, and the model has none there")
+            raise UnreadableError(f"{parameter} is quantized as the experts of a mixture, but the model has none there")
         return (sides[0], sides[2], sides[1]) if self.is_transposed(parameter) else (sides[0], sides[1], sides[2])
 
     def is_transposed(self, parameter: str) -> bool:
@@ -87,7 +87,7 @@ class Skeleton:
         number = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), weight)
         steps = [(type(step), step.dim) for step in converter.operations if hasattr(step, "dim")]
         if number is None or steps not in ([_MERGE], [_MERGE, _JOIN]) or len(steps) != len(converter.operations):
-            raise UnreadableError(f"{weight} is quantized, and a layer that is stored in such parts cannot be read")
+            raise UnreadableError(f"{weight} is quantized, but a layer stored in such parts cannot be read")
         places = converter.source_patterns
         return Destination(parameter, int(number[1]), places.index(pattern), len(places))
 

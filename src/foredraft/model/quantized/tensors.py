@@ -34,7 +34,7 @@ class TensorFiles:
             self._entries |= _entries_of(folder / file)
         for name, file in index.items():
             if name not in self._entries:
-                raise UnreadableError(f"{file} lacks {name}, which {_INDEX} promises; download the checkpoint again")
+                raise UnreadableError(f"{file} lacks {name}, which {_INDEX} lists; download the checkpoint again")
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -75,7 +75,7 @@ def _index_of(folder: Path) -> dict[str, str]:
         files = json.loads(path.read_bytes())["weight_map"]
         return {str(name): str(file) for name, file in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnreadableError(f"{_INDEX} is no index of tensors; download the checkpoint again") from error
+        raise UnreadableError(f"{_INDEX} is not an index of tensors; download the checkpoint again") from error
 
 
 def _entries_of(path: Path) -> dict[str, _Entry]:
@@ -117,7 +117,7 @@ class LayerTensors:
         if actual != shape or dtype not in (dtypes or _FLOATING):
             wanted = " or ".join(dtypes) or "floating point"
             raise UnreadableError(
-                f"{self.layer}.{part} is {list(actual)} {dtype} in the file and should be {list(shape)} {wanted}; "
+                f"{self.layer}.{part} is {list(actual)} {dtype} in the file but should be {list(shape)} {wanted}; "
                 "download the checkpoint again"
             )
 
