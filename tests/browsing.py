@@ -1,4 +1,4 @@
-"""A real browser for the pages, and the looks that they are tried in."""
+"""A real browser to test the pages, and the display settings to test them in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BROKEN_NUMBERS = r"""() => {
     }
     return found;
 }"""
-"""Numbers that stand on more than one line, what models wrote left out."""
+"""Finds numbers that are broken over several lines, except in text that models wrote."""
 NO_WEBGL = """
     const given = HTMLCanvasElement.prototype.getContext;
     HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
@@ -41,7 +41,7 @@ NO_WEBGL = """
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Skips the test where there is none, unless one is wanted."""
+    """Start Chromium. Skip the test where it is not installed, unless the environment requires it."""
     playwright = pytest.importorskip("playwright.sync_api")
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
@@ -49,7 +49,7 @@ def chromium() -> Iterator[Any]:
         if os.environ.get("FOREDRAFT_NEEDS_BROWSER"):
             pytest.fail(missing)
         pytest.skip(missing)
-    # a container's root has no sandbox to give; software WebGL, so that every machine draws the same
+    # root in a container cannot use the sandbox; software WebGL, so that every machine renders the same
     options = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
     with playwright.sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=path, args=options)

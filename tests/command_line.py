@@ -1,4 +1,4 @@
-"""How tests run commands: in this process, in one of their own, and in a terminal."""
+"""Run commands in tests: in this process, in a process of their own, or in a terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def json_lines(result: Any) -> list[dict[str, Any]]:
 
 
 def assert_refused(result: Any, *words: str) -> None:
-    """One line that says why, exit code 2, and nothing where the output belongs."""
+    """Assert that the command printed a one-line reason, exited with code 2 and wrote no output."""
     assert result.exit_code == 2, (result.exit_code, result.stdout, result.stderr, result.exception)
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
@@ -64,7 +64,7 @@ def environment() -> dict[str, str]:
 
 
 def forked_commands() -> ForkServerContext:
-    """Makes processes of run_command that begin as copies of one that has imported everything, which takes each of its own ten seconds."""
+    """A context whose processes are forked from one that has already imported everything, which would take each of them ten seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["foredraft.cli", "foredraft.cli.train", "foredraft.train", "transformers.models.llama"]
@@ -73,7 +73,7 @@ def forked_commands() -> ForkServerContext:
 
 
 def run_command(args: Sequence[str], errors: Path) -> None:
-    """In a process of its own. errors: a file that gets what it writes to standard error."""
+    """Run foredraft in the current process, which was started for it. errors: the file to write standard error to."""
     with errors.open("w") as stream:
         os.dup2(stream.fileno(), sys.stderr.fileno())
     sys.argv = ["foredraft", *args]
@@ -81,7 +81,7 @@ def run_command(args: Sequence[str], errors: Path) -> None:
 
 
 def heed_interrupts() -> None:
-    # a background job of a shell is born deaf to them
+    # a shell starts background jobs with SIGINT ignored
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -104,7 +104,7 @@ def piped(*args: str | Path) -> contextlib.AbstractContextManager[subprocess.Pop
 
 @contextlib.contextmanager
 def in_a_terminal(*args: str | Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[bytes], None], Any]]:
-    """The process, a function that types, and one that reads until what was shown satisfies it."""
+    """Yields the process, a function that types, and a function that reads the screen until a condition holds."""
     ours, theirs = pty.openpty()
     shown = bytearray()
 

@@ -1,4 +1,4 @@
-"""What tests of more than one module share: the embedded pair, engines over it, and real models."""
+"""Fixtures that several test modules share: the embedded pair, engines that run it, and real models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 import torch
 
-# Without a GPU its kernels run in Triton's interpreter, which has to be said before anybody imports it.
+# Without a GPU its kernels run in Triton's interpreter, which must be selected before Triton is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -26,7 +26,7 @@ from tests.draft_servers import remote_context
 from tests.heads.random_heads import MASK_TOKEN, random_head
 from tests.real_models import real_model
 
-# Nothing is timed: on a busy machine an example may take a second.
+# No deadline: on a busy machine an example may take a second.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=400)
 hypothesis.settings.load_profile("untimed")
@@ -35,7 +35,7 @@ MakeEngine = Callable[..., Engine]
 
 
 def pytest_configure() -> None:
-    """Compile the kernels, if they are not in the user's cache, before several processes would do so at the same time."""
+    """Compile the kernels unless they are in the user's cache, before several processes do so at the same time."""
     load_kernels()
 
 
@@ -51,7 +51,7 @@ def embedded(name: str, **options: Any) -> LanguageModel:
 
 
 def with_mask_token(draft: LanguageModel) -> LanguageModel:
-    """It drafts by "pard" too. It has not learned to read the mask: only its first token is good."""
+    """The draft model, usable with "pard". It was not trained to read the mask, so only its first draft token is good."""
     draft.hf.config.pard_token = MASK_TOKEN
     return draft
 
@@ -94,16 +94,16 @@ def gemma3() -> Path:
 
 @pytest.fixture(scope="session")
 def real_models(smollm2: Path, gemma3: Path) -> Path:
-    """The folder with both. Mark the test `real_model`."""
+    """The folder with both models. Mark the test `real_model`."""
     assert smollm2.parent == gemma3.parent
     return smollm2.parent
 
 
 @pytest.fixture(scope="session")
 def make_engine(target: LanguageModel, draft: LanguageModel, int8_target: LanguageModel) -> MakeEngine:
-    """A new engine over the target: make_engine(method, **engine_settings).
+    """Makes a new engine for the target: make_engine(method, **engine_settings).
 
-    method: a drafter's name in the registry, or a drafter. cache_memory: bytes of the pool; pool: one to share.
+    method: a drafter's name in the registry, or a drafter. cache_memory: the size of the pool in bytes. pool: a pool to share.
     """
 
     def make(

@@ -39,7 +39,7 @@ def serving(
 
 
 def start(drafter: Drafter) -> str:
-    """The address of a server that lives as long as this process."""
+    """Start a server that runs as long as this process, and return its address."""
     server = DraftServer(drafter, Listener("tcp://127.0.0.1:0", KEY))
     threading.Thread(target=server.run, daemon=True).start()
     return server.address
@@ -64,19 +64,19 @@ def connect(address: str, vocab_size: int, key: bytes = KEY) -> Connection:
 
 
 def remote(address: str, vocab_size: int, patience: Patience | None = None) -> RemoteDrafter:
-    """One that waits for its drafts whatever a pass takes, unless it is given another patience."""
+    """A remote drafter that waits for its drafts however long a pass takes, unless it is given another patience."""
     return RemoteDrafter(connect(address, vocab_size), patience or Patience(PATIENT, PATIENT), vocab_size)
 
 
 def remote_settings(method: str) -> dict[str, Any]:
-    """Arguments of LLM beside method."""
+    """The arguments of LLM that the method needs."""
     if method != "remote":
         return {}
     return {"draft_server": {"address": suffix_server(), "key_file": str(key_file())}}
 
 
 def remote_context(method: str, vocab_size: int) -> dict[str, Any]:
-    """The same of DrafterContext."""
+    """The arguments of DrafterContext that the method needs."""
     if method != "remote":
         return {}
     access = DraftServerAccess(suffix_server(), key_file())

@@ -1,5 +1,5 @@
-"""A device that is elsewhere, for tests: it computes as the CPU does, takes no tensor of the CPU's beside its own, and counts
-how often somebody waits for what it has found."""
+"""A simulated device for tests. It computes on the CPU, refuses operations that mix its tensors with CPU tensors, and counts how
+often code waits for its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from foredraft.sampling import to_device
 
-FAR = torch.device("meta")  # of those PyTorch knows, one that needs no driver
+FAR = torch.device("meta")  # a device type of PyTorch that needs no driver
 
 aten = torch.ops.aten
 _ASKING = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default}
@@ -23,7 +23,7 @@ _INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default,
 
 
 class FarTensor(Tensor):
-    """Its numbers lie in `here`; PyTorch takes it for one on FAR."""
+    """A tensor whose data is in `here`, but which PyTorch sees as a tensor on FAR."""
 
     here: Tensor
 
@@ -44,8 +44,8 @@ class FarTensor(Tensor):
 
 
 class Elsewhere(TorchDispatchMode):
-    """While it is entered, what is made on FAR and comes of FarTensors is one. num_waits: copies to the CPU, and whatever
-    else cannot be known before everything that was asked of the device is done; a copy out of ordinary memory is such too."""
+    """While this mode is active, tensors that are created on FAR or computed from FarTensors are FarTensors. num_waits: operations
+    that a real device would synchronise for: copies to the CPU, copies from pageable memory, and results that the CPU needs to know."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Elsewhere(TorchDispatchMode):
         self._making.__exit__(*error)
 
     def send(self, numbers: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """In the place of `to_device`: no wait."""
+        """Replaces `to_device`, without counting a wait."""
         here = torch.as_tensor(numbers, dtype=dtype)
         return here if device.type == "cpu" or isinstance(here, FarTensor) else FarTensor(here.clone())
 
@@ -90,7 +90,7 @@ class Elsewhere(TorchDispatchMode):
 
 
 class _Making(TorchFunctionMode):
-    """`torch.tensor` fills a tensor on FAR behind the other mode's back."""
+    """Handles `torch.tensor`, which fills a tensor on FAR without going through the dispatch mode."""
 
     def __init__(self, elsewhere: Elsewhere) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _Making(TorchFunctionMode):
 
 
 def _asks_to_index(func: Any, args: Any) -> bool:
-    """A mask is counted before it can be used, and a place that the CPU names is sent."""
+    """Whether an indexing operation waits: a mask must be counted first, and an index on the CPU must be copied to the device."""
     if func not in _INDEXING:
         return False
     indices = [index for index in args[1] if index is not None]
@@ -133,8 +133,10 @@ def _here(x: Any) -> Any:
 
 
 def elsewhere(monkeypatch: Any) -> Elsewhere:
-    """A device of its own, which every module's `to_device` reaches without a wait."""
-    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # which knows nothing of tensors like ours
+    """A new simulated device, to which every module's `to_device` copies without a wait."""
+    monkeypatch.setattr(
+        torch, "inference_mode", torch.no_grad
+    )  # inference mode does not support such wrapper subclasses
     mode = Elsewhere()
     send: Callable[..., Tensor] = mode.send
     for name, module in list(sys.modules.items()):

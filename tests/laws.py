@@ -1,8 +1,8 @@
-"""The laws as functions. Each runs production code and returns an error or a count of violations, so that the tests of
-the laws (they hold) and the tests of the tests (a seeded bug breaks them) ask the same question. What users' own drafters and
-rules are tested with is in `foredraft.testing`, and goes by these names here too.
+"""The laws (docs/internals/exactness.md) as functions. Each runs production code and returns an error or a count of violations, so
+that the tests of the laws (they hold) and the tests of the tests (a seeded bug breaks them) use the same check. What also tests
+users' own drafters and rules is in `foredraft.testing`, and is re-exported here.
 
-A *cut* says how many of the drafted tokens are proposed.
+A *cut* is a function from a draft to how many of its tokens are proposed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ __all__ = [
 ]
 
 BROKEN = 1e-3
-"""What a seeded bug must at least do to a law that otherwise holds to EXACT."""
+"""The least error that a seeded bug must cause in a law that otherwise holds to EXACT."""
 
 Cut = Callable[[Prefix], int]
 
@@ -106,7 +106,7 @@ Cut = Callable[[Prefix], int]
 
 
 class ToyConstraint:
-    """A constraint by the set of ids that may follow each output, behind a prompt of one token."""
+    """A constraint given by the set of ids that may follow each output, for prompts of one token."""
 
     def __init__(self, may_follow: Callable[[Prefix], frozenset[int]]) -> None:
         self.may_follow = may_follow
@@ -129,7 +129,7 @@ class ToyConstraint:
 
 
 def some_ids(seed: int, vocab_size: int = 3) -> Callable[[Prefix], frozenset[int]]:
-    """Some of the ids behind each prefix, never none of them."""
+    """Allows a pseudorandom, non-empty set of ids after each prefix."""
 
     def may_follow(prefix: Prefix) -> frozenset[int]:
         which = hash((seed, *prefix)) % (2**vocab_size - 1) + 1
@@ -139,7 +139,7 @@ def some_ids(seed: int, vocab_size: int = 3) -> Callable[[Prefix], frozenset[int
 
 
 def constrained(case: Toy, constraint: ToyConstraint, *, told: bool = False) -> Toy:
-    """The same target, which may write only what the constraint allows. told: so does the drafter."""
+    """The same target under a constraint. told: whether the drafter is under the constraint as well."""
 
     def given(laws: Mapping[Prefix, Tensor]) -> dict[Prefix, Tensor]:
         masked = {x: law.clone() for x, law in laws.items()}
@@ -153,14 +153,14 @@ def constrained(case: Toy, constraint: ToyConstraint, *, told: bool = False) -> 
     return replace(case, p=given(case.p), q=q, settings={"constraint": constraint})
 
 
-# --- law 1: the output has the target's law -----------------------------------------------------------------------
+# --- law 1: the output has the target's distribution --------------------------------------------------------------
 
 
 def law_error(case: Toy, rule: str, cuts: Sequence[Cut] | None = None, **changes: Any) -> float:
-    """How far the law of the emitted text lies from the target's, at worst, through `verify` in float64.
+    """The largest error in the distribution of the emitted text, compared with the target's, through `verify` in float64.
 
-    Every draft and every outcome is enumerated; the draw itself is integrated exactly. cuts: each is one way of
-    deciding the draft's length; None takes every fixed length. All of them share one ragged batch.
+    Every draft and every outcome is enumerated; the draw itself is integrated exactly. cuts: the ways to decide the draft's length;
+    None takes every fixed length. All of them share one ragged batch.
     """
     if cuts is None:
         lengths = [n for n in range(1, case.depth + 1) if case.is_ratio((0,) * n)]
@@ -179,7 +179,7 @@ def law_error(case: Toy, rule: str, cuts: Sequence[Cut] | None = None, **changes
 
 
 def expected_accepted(case: Toy, rule: str) -> float:
-    """How many of a full-depth draft stand, on average, exactly."""
+    """The exact mean number of accepted tokens of a full-depth draft."""
     drafts = case.drafts()
     table = outcome_table(case, drafts, rule)
     counts = torch.arange(table.shape[1], dtype=torch.float64)
@@ -195,12 +195,12 @@ def outcome_table(
     proposal: Proposal | None = None,
     **changes: Any,
 ) -> Tensor:
-    """The exact law of each row's outcome. -> [B, depth + 1, V], probability of (how many stand, the next id).
+    """The exact distribution of each row's outcome. -> [B, depth + 1, V], probability of (number accepted, next id).
 
-    `verify` runs as it is but for its draw: first the draw's own law is measured, then each of its results is forced
-    in turn to see what becomes of it. Rows without a sampled draft token (none, or all certain) go another way and
-    keep a table of 1 at no draft token and the target's law, so that cuts may mix. proposal: of these drafts; None makes
-    it of the toy's own laws.
+    Only the draw inside `verify` is replaced: first the draw's own distribution is measured, then each of its results is forced in
+    turn to see which outcome follows. Rows without a draft take another code path; their table is the target's distribution at 0
+    accepted tokens, so that cuts may include empty drafts. proposal: of these drafts; None makes one from the toy's own
+    distributions.
     """
     params = {**case.params, "verification": rule, **changes}
     if proposal is None:
@@ -240,7 +240,7 @@ def outcome_table(
 
 
 class _Run:
-    """One call of `verify`, to be repeated."""
+    """A call of `verify` that can be repeated."""
 
     def __init__(
         self,
@@ -261,14 +261,14 @@ class _Run:
 
 
 def draw_law(draw: Callable[..., tuple[Tensor, Tensor]], case: Case, law: OutcomeLaw) -> Tensor:
-    """The exact law of a draw, [B, K+1, W], from the draw alone. An inverse CDF only grows with its uniform, so each
-    value's share ends where the draw first gives a greater one: guessed from the weights, checked against the draw on
-    both sides, and found by bisection where the guess is wrong."""
+    """The exact distribution of a draw, [B, K+1, W], from the draw alone. An inverse CDF is monotonic in its uniform number, so each
+    value's interval ends where the draw first gives a greater value. That edge is guessed from the weights and checked against the
+    draw on both sides, or found by bisection where the guess is wrong."""
     batch, places, _ = case.p.shape
     gap = 2.0**-47
 
     def shares(weights: Tensor, result: int, first: Tensor | None, matters: Tensor) -> Tensor:
-        """[B, n]: the mass of each value. weights: [B, n], the guess. first: the first uniform, [B]. matters: [B]."""
+        """[B, n], the mass of each value. weights: [B, n], the guess. first: [B], the first uniform. matters: [B], whether to check."""
 
         def is_below(uniforms: Tensor, value: int) -> Tensor:
             inside = uniforms.clamp(0, 1 - 2.0**-53)
@@ -300,8 +300,8 @@ def draw_law(draw: Callable[..., tuple[Tensor, Tensor]], case: Case, law: Outcom
 
 
 def verifier_error(case: Toy, rule: str, verifier: Verifier) -> float:
-    """law_error for any verifier made of `verify`. Besides the draws of rules, the tokens that it has the target choose and
-    those that it draws from a distribution are enumerated, one for each sequence; every draft token is drawn from a law."""
+    """law_error for any verifier that is built on `verify`. Besides the draws of rules, it enumerates one token for each sequence that
+    the verifier has the target choose or draws from a distribution. Every draft token must be sampled."""
     full = case.drafts()
     drafts = [x[:n] for n in range(1, case.depth + 1) for x in full]
     run = _Run(case, drafts, {**case.params, "verification": rule}, verifier=verifier)
@@ -315,7 +315,7 @@ def verifier_error(case: Toy, rule: str, verifier: Verifier) -> float:
 
 
 def _every_verdict(run: _Run, vocab_size: int) -> Iterator[tuple[Tensor, Verdict]]:
-    """-> (its odds in each sequence [B], the verdict)"""
+    """Yields (the verdict's probability in each sequence [B], the verdict)."""
     laws: list[Tensor] = []
 
     def measure(c: Case, law: OutcomeLaw, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -332,7 +332,7 @@ def _every_verdict(run: _Run, vocab_size: int) -> Iterator[tuple[Tensor, Verdict
             with choice.patched(), patch.object(verification, "draw", _forced_draw(stop, column)):
                 verdict = run()
             if choice.odds is None and token > 0:
-                break  # it had no token to choose
+                break  # the verifier chose no token
             yield law[:, stop, column] * (1 if choice.odds is None else choice.odds), verdict
 
 
@@ -344,7 +344,7 @@ def _forced_draw(stop: int, column: int) -> Callable[..., tuple[Tensor, Tensor]]
 
 
 class _ForcedChoice:
-    """The same token wherever one is drawn but by a rule. odds: [B], of that; None until one was drawn."""
+    """Gives the same token wherever one is drawn outside a rule. odds: [B], the probability of that; None until one was drawn."""
 
     def __init__(self, token: int) -> None:
         self.odds: Tensor | None = None
@@ -372,8 +372,8 @@ class _ForcedChoice:
 
 
 def walk_law_error(case: Toy) -> float:
-    """The same for certain drafts of an unseeded request, whose target tokens are drawn independently of the draft:
-    every combination of the target's own tokens is enumerated."""
+    """law_error for certain drafts of an unseeded request, whose target tokens are drawn independently of the draft. Every
+    combination of the target's own tokens is enumerated."""
     (draft,) = case.drafts()
     emitted: dict[Prefix, float] = defaultdict(float)
     run = _Run(case, [draft], case.params)
@@ -389,8 +389,8 @@ def walk_law_error(case: Toy) -> float:
 def walk_violations(
     walk: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], int]], vocab_size: int, depth: int
 ) -> int:
-    """Every target walk against every draft, of every length; the target's tokens after a draft that left its walk are
-    arbitrary. How often the output is not the walk, as far as the draft follows it and one on."""
+    """How often the output is wrong, over every target text and every draft of every length. Right is the text as far as the draft
+    agrees with it, and one token more; the target's tokens after the first rejection are arbitrary."""
     count = 0
     for text, draft, garbage in product(
         product(range(vocab_size), repeat=depth + 1), product(range(vocab_size), repeat=depth), range(vocab_size)
@@ -407,8 +407,8 @@ def walk_violations(
 def invisibility_violations(
     case: Toy, *, seeds: Sequence[int | None], verifier: Verifier | None = None, **params: Any
 ) -> int:
-    """Greedy (seeds [None], temperature 0) and seeded requests: how many drafts change the text that the target's own
-    token-by-token choice writes. Every draft of every length, sampled ones included, in one batch."""
+    """How many drafts change the text of a greedy (seeds [None], temperature 0) or seeded request from what the target writes token by
+    token. Every draft of every length, sampled ones included, is in one batch."""
     drafts = [x[:n] for n in range(case.depth + 1) for x in product(range(case.vocab_size), repeat=n)]
     drafts = list(dict.fromkeys(drafts))
     count = 0
@@ -424,7 +424,7 @@ def invisibility_violations(
 
 
 def plain_text(case: Toy, sampler: Sampler) -> Prefix:
-    """What the target writes alone, one token at a time."""
+    """The text that the target writes alone, one token at a time."""
     text: Prefix = ()
     while len(text) <= case.depth:
         text = (*text, int(choose(case.logits[text][None], [Row(sampler, (0, *text))]).ids[0]))
@@ -435,7 +435,7 @@ def plain_text(case: Toy, sampler: Sampler) -> Prefix:
 
 
 def impossible_draws(draw: Callable[[Tensor, Tensor], Tensor]) -> int:
-    """How many draws of an inverse CDF have weight 0, with the uniform at 0, near 1 and at every border."""
+    """How many draws of an inverse CDF have weight 0, with the uniform number at 0, near 1 and at every interval edge."""
     count = 0
     for weights in product((0.0, 0.25, 0.5, 1e-300), repeat=4):
         if not any(weights):
@@ -449,7 +449,7 @@ def impossible_draws(draw: Callable[[Tensor, Tensor], Tensor]) -> int:
 
 
 def kept_noise_violations(pick: Callable[..., tuple[Tensor, Tensor | None]], num_seeds: int = 200) -> int:
-    """How often a seeded draw from the kept ids differs from the same law's draw over the whole vocabulary."""
+    """How often a seeded draw from the kept ids differs from the draw from the same distribution over the whole vocabulary."""
     from foredraft.sampling import TokenProbs, token_probs_of
 
     generator = torch.Generator().manual_seed(0)
@@ -463,9 +463,9 @@ def kept_noise_violations(pick: Callable[..., tuple[Tensor, Tensor | None]], num
 
 
 def prefix_violations(params: Mapping[str, Any], **settings: Any) -> int:
-    """A row's logits depend on its prefix, not on how much of that is history and how much is draft: every split of
-    every prefix, asked in an order that grows and rewinds, against a sampler that has seen nothing else. A history may
-    hold tokens that a later one does not: a drafter's begins with tokens that are not committed yet."""
+    """How often a row's logits depend on more than its prefix, which may be split into history and draft anywhere. Histories and drafts
+    that grow and rewind are compared with a new sampler. A history may contain tokens that a later one lacks: a drafter's history may
+    end in tokens that are not committed yet."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(8, generator=generator, dtype=torch.float64)
     prompt, used = [1, 2, 2], sampler_for(params, prompt=[1, 2, 2], **settings)
@@ -481,7 +481,7 @@ def prefix_violations(params: Mapping[str, Any], **settings: Any) -> int:
 
 
 def adjusted_row(sampler: Sampler, logits: Tensor, history: Sequence[int], drafted: Sequence[int] = ()) -> Tensor:
-    """The logits of one row that does not fail, before the temperature. logits: [V] -> [V]"""
+    """The logits of one row before the temperature; the row must not fail. logits: [V] -> [V]"""
     out, failed = adjusted(logits[None], [Row(sampler, history, drafted)])
     assert not failed, failed
     return out[0]
@@ -491,7 +491,7 @@ def adjusted_row(sampler: Sampler, logits: Tensor, history: Sequence[int], draft
 
 
 def growth_violations() -> int:
-    """Every verified block of up to 4 tokens reaches the text whole and in order, where nothing ends it."""
+    """How many verified blocks of up to 4 tokens do not reach the text whole and in order, where nothing ends the text."""
     count = 0
     for num_drafted in range(4):
         for num_accepted in range(num_drafted + 1):
@@ -505,8 +505,8 @@ def growth_violations() -> int:
 
 
 def cache_violations(engine: Engine, sequences: Sequence[TokenSequence]) -> int:
-    """Law 3 between steps: for how many verified sequences the target has not read exactly history[:-1], or holds
-    other keys and values than a fresh pass over it gives."""
+    """Law 3 between steps: for how many verified sequences the target's cache does not hold exactly history[:-1], or holds keys and
+    values that differ from those of a fresh pass."""
     return sum(
         not holds_exactly(engine.model, engine.cache, s.seq_id, s.tokens[:-1])
         for s in sequences
@@ -515,7 +515,7 @@ def cache_violations(engine: Engine, sequences: Sequence[TokenSequence]) -> int:
 
 
 def holds_exactly(model: LanguageModel, cache: Any, seq_id: int, tokens: Sequence[int]) -> bool:
-    """Whether a cache holds these tokens and what a fresh pass over them gives, in every layer. Bit for bit where the
+    """Whether a cache holds these tokens and the keys and values of a fresh pass over them, in every layer. Bit for bit where the
     model's rows are exact."""
     held = cache.region(seq_id)
     if list(held.tokens) != list(tokens):
@@ -538,7 +538,7 @@ def same(a: Tensor, b: Tensor, *, exact: bool) -> bool:
 
 
 def run_audited(engine: Engine, sequences: Sequence[TokenSequence], num_steps: int) -> int:
-    """Step the engine and add up the cache's violations after each step."""
+    """Step the engine, and count the cache violations after each step."""
     count = 0
     for _ in range(num_steps):
         if engine.has_work:

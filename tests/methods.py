@@ -1,4 +1,4 @@
-"""Which drafters the laws are tried with."""
+"""The drafters that the laws are tested with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 _QUICK = ("none", "suffix", "draft_model", "eagle")
-"""One for each way in which a drafter comes to its drafts: from the text, by a model, and from hidden states."""
+"""One for each source of drafts: none, the text, a model, and hidden states."""
 
 
 def all_methods(methods: Iterable[str]) -> list[Any]:
-    """Parameters of a test: a few methods always, the others only where slow tests run."""
+    """The methods as parameters of a test: a few always run, the others are marked slow."""
     return [method if method in _QUICK else pytest.param(method, marks=pytest.mark.slow) for method in sorted(methods)]

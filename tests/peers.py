@@ -1,4 +1,4 @@
-"""Questions to other engines, where `python -m benchmarks.peers.compare --setup ENGINE` has set one up."""
+"""Runs other engines, where `python -m benchmarks.peers.compare --setup ENGINE` has installed them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers.workers.setup import missing, python_of
 
 
 def ask(environment: str, script: Path, given: Any) -> Any:
-    """JSON in, and the JSON of the last line out, of a script that the engine's own interpreter runs. It can import foredraft."""
+    """Run a script with the engine's own interpreter: JSON in, the JSON of its last line out. The script can import foredraft."""
     reason = missing(environment)
     if reason is not None:
         pytest.skip(f"{environment} is {reason}")

@@ -9,8 +9,8 @@ from foredraft.engine.proposal import DraftRequest
 
 
 def continuations_of(texts: Mapping[int, Sequence[int]]) -> Script:
-    """For each seq_id, what follows its history in its full text (prompt and output). Nothing for a seq_id without a text, or
-    for a history as long as its text."""
+    """A script that drafts what follows the history in the seq_id's full text (prompt and output). It drafts nothing for a seq_id
+    without a text, or for a history as long as its text."""
 
     def script(request: DraftRequest) -> Sequence[int]:
         start = len(request.tokens)

@@ -1,12 +1,12 @@
-"""How pytest-xdist shares the tests out among processes: a file at a time, so that its fixtures are made once; but in a few
-files test by test."""
+"""Distributes the tests over pytest-xdist's processes: file by file, so that a file's fixtures are made once, but test by test in a
+few files."""
 
 from __future__ import annotations
 
 from xdist.scheduler import LoadFileScheduling
 
 TEST_BY_TEST = ("tests/certificate/test_certify.py", "tests/model/test_device_stack.py", "tests/test_docs.py")
-"""Long files whose tests take minutes together and share little."""
+"""Files whose tests take minutes in all and share little."""
 
 
 class Scheduler(LoadFileScheduling):

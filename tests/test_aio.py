@@ -1,4 +1,4 @@
-"""The asyncio engine, as its users meet it."""
+"""The asyncio engine, through its public API."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def llm() -> LLM:
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["in step", "while the device computes"])
 def runs_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether deltas are sent while the target computes the next step; here a CPU pretends to be asynchronous too."""
+    """Whether deltas are sent while the target computes the next step. The CPU is made to count as asynchronous for this."""
     monkeypatch.setattr(LanguageModel, "runs_ahead", request.param)
     return bool(request.param)
 
 
 def run(llm: LLM, body: Callable[[AsyncLLM], Awaitable[None]]) -> None:
-    """Run a coroutine over an engine in its own thread; afterwards nothing is left in the engine."""
+    """Run a coroutine with an AsyncLLM, and assert that nothing is left in the engine afterwards."""
 
     async def main() -> None:
         async with AsyncLLM(llm=llm) as engine:
@@ -47,7 +47,7 @@ def run(llm: LLM, body: Callable[[AsyncLLM], Awaitable[None]]) -> None:
     assert llm.engine.pool.used == llm.engine.pool.bytes_retained
 
 
-def test_many_at_once_give_what_one_gives(llm: LLM) -> None:
+def test_concurrent_requests_give_the_text_of_a_single_request(llm: LLM) -> None:
     expected = llm.generate(STORY, GREEDY)[0].outputs[0].text
 
     async def body(engine: AsyncLLM) -> None:
@@ -58,10 +58,8 @@ def test_many_at_once_give_what_one_gives(llm: LLM) -> None:
     run(llm, body)
 
 
-def test_a_finished_text_arrives_though_the_rest_of_the_work_is_cancelled(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is left to do between the step that finished it and the next, during which it might have been sent."""
+def test_a_finished_text_arrives_though_all_other_work_is_cancelled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deltas may be sent during the next step, but here the step that finishes the text is the last one."""
     long = SamplingParams(max_tokens=1500, temperature=0.0, ignore_eos=True)
     step, cancelled = llm.engine.step, threading.Event()
 
@@ -131,8 +129,8 @@ def test_bad_requests_fail_alone(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("place", ["verification", "stop rule", "text"])
-def test_one_request_that_raises_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """In the shared part of a step, in the request's own part, and while its text is made. Sixteen others finish."""
+def test_an_error_in_one_request_ends_only_that_request(llm: LLM, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The error is raised in verification, in the stop rule or while the text is made. Sixteen other requests finish."""
     raised = KeyError("injected")
     seeded = SamplingParams(max_tokens=20, temperature=0.9, seed=5)
     wanted = [GREEDY, seeded] * 8
@@ -170,7 +168,7 @@ def test_one_request_that_raises_ends_alone(llm: LLM, monkeypatch: pytest.Monkey
     run(llm, body)
 
 
-def test_shutdown_ends_what_runs_and_refuses_what_comes(llm: LLM) -> None:
+def test_shutdown_ends_running_requests_and_refuses_new_ones(llm: LLM) -> None:
     async def main() -> None:
         engine = AsyncLLM(llm=llm)
         running = asyncio.create_task(engine.generate(STORY, SamplingParams(max_tokens=1500, ignore_eos=True)))
@@ -186,7 +184,7 @@ def test_shutdown_ends_what_runs_and_refuses_what_comes(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
-def test_an_llm_is_run_by_one_alone(llm: LLM) -> None:
+def test_an_llm_has_at_most_one_async_llm(llm: LLM) -> None:
     first = AsyncLLM(llm=llm)
     with pytest.raises(ForedraftError, match="another AsyncLLM"):
         AsyncLLM(llm=llm)
@@ -194,8 +192,8 @@ def test_an_llm_is_run_by_one_alone(llm: LLM) -> None:
     AsyncLLM(llm=llm).shutdown()
 
 
-def test_a_client_that_leaves_takes_part_in_one_more_step_at_most(llm: LLM) -> None:
-    """A step may be under way when it leaves; before the next its sequences are gone."""
+def test_a_client_that_disconnects_is_in_at_most_one_more_step(llm: LLM) -> None:
+    """A step may be running when the client leaves; its sequences are removed before the next one."""
 
     class Seen:
         def __init__(self) -> None:
@@ -225,16 +223,16 @@ def test_a_client_that_leaves_takes_part_in_one_more_step_at_most(llm: LLM) -> N
     assert seen.num_steps_after <= 1
 
 
-def test_deltas_that_arrive_while_the_caller_is_busy_come_together(llm: LLM) -> None:
+def test_deltas_that_arrive_while_the_caller_is_busy_are_batched(llm: LLM) -> None:
     long = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
     expected = llm.generate(STORY, long)[0].outputs[0]
 
     async def body(engine: AsyncLLM) -> None:
         following = engine.follow([await engine.prepare(STORY, long)])
-        batches = [await anext(following)]  # on a busy machine that may be all of it
+        batches = [await anext(following)]  # on a busy machine this may be the whole text
         while llm.engine.has_work:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # what the last step brought is on its way
+        await asyncio.sleep(0.2)  # until the deltas of the last step have been sent
         batches += [batch async for batch in following]
         assert len(batches) <= 2
         assert "".join(delta.text for batch in batches for _, delta in batch) == expected.text
@@ -242,7 +240,7 @@ def test_deltas_that_arrive_while_the_caller_is_busy_come_together(llm: LLM) -> 
     run(llm, body)
 
 
-def test_deltas_carry_their_log_probabilities(llm: LLM) -> None:
+def test_deltas_contain_their_logprobs(llm: LLM) -> None:
     params = SamplingParams(max_tokens=12, temperature=0.0, logprobs=2)
     expected = llm.generate(STORY, params)[0].outputs[0].logprobs
 
@@ -254,7 +252,7 @@ def test_deltas_carry_their_log_probabilities(llm: LLM) -> None:
 
 
 def test_a_step_that_fails_ends_every_request_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a request whose text could not be made in that step."""
+    """Also a request whose text could not be made in that step: it fails once, not twice."""
     expected = llm.generate(STORY, GREEDY)[0].outputs[0].text
 
     def unmade(request: Request) -> list[Delta]:

@@ -1,4 +1,5 @@
-"""The documentation runs: python in one namespace a page, commands in an empty directory, settings and requests as data."""
+"""The documentation's code works: each page's Python runs in one namespace, commands run in a temporary directory, and settings and
+requests are valid."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ PYTHON_NOT_RUN = {
     '"bigram": lambda context': "one line of a table",
     'from foredraft import LLM, SamplingParams\n\nllm = LLM("model.gguf"': "needs files that are not part of the repository",
 }
-"""What a block of python begins with, and why it is not run."""
+"""Python blocks that are not run, by their beginning, with the reason."""
 
 NOT_RUN = {
     "make": "sets up the environment, and runs this very suite",
@@ -62,7 +63,7 @@ NOT_RUN = {
     "foredraft draft-server": "runs until it is stopped; tests/cli/test_draft_server.py starts one",
     "foredraft serve": "runs until it is stopped; tests/server/test_command.py starts one",
 }
-"""What a command begins with, and why it is not run."""
+"""Commands that are not run, by their beginning, with the reason."""
 NOT_RUN_WORDS = {
     "--pairs": "needs an encoder-decoder; tests/train/test_pairs.py and test_decoder_head.py run such commands",
     "Qwen/": "needs the hub",
@@ -76,21 +77,21 @@ NOT_RUN_WORDS = {
     ".gguf": "needs a file that is not part of the repository",
     "networkx.txt.gz": "takes ten minutes, and a corpus that is not part of the repository",
 }
-"""What a command holds, and why it is not run."""
+"""Commands that are not run, by a word that they contain, with the reason."""
 LONG = ("foredraft bench", "foredraft tune", "foredraft train")
-"""Run with the slow tests only."""
+"""Commands that run with the slow tests only."""
 
 MODELS = {
     **dict.fromkeys(("TARGET", "T", "M"), str(EMBEDDED / "target")),
     **dict.fromkeys(("DRAFT", "D"), str(EMBEDDED / "draft")),
 }
-"""What stands for a model in a command."""
+"""The models that placeholders in commands stand for."""
 SHORTER = {"10m": "4s", "2h": "4s", "2m": "12s", "1m": "8s"}
-"""What a test takes in place of a budget."""
+"""Shorter budgets for the tests."""
 FEWER = {"18000": "4"}
-"""What a test takes in place of a number of generations."""
+"""Fewer generations for the tests."""
 HEADS = {"HEAD": "eagle", "MEDUSA": "medusa"}
-"""Words that stand for a head, and its method."""
+"""The methods of the heads that placeholders in commands stand for."""
 
 
 class Block(NamedTuple):
@@ -124,7 +125,7 @@ def python_of(page: str) -> list[Block]:
 def run_page(page: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in python_of(page):
-        # blank lines in front, so that a traceback gives the line of the page
+        # blank lines first, so that a traceback gives the line in the page
         exec(compile("\n" * block.line + block.code, page, "exec"), names)
     return names
 
@@ -142,13 +143,13 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
     run_page(page)
 
 
-def test_there_is_code_to_run() -> None:
+def test_pages_that_should_have_python_have_some() -> None:
     for page in ("README.md", TUTORIAL, "docs/guides/adding-a-verification-rule.md", "docs/internals/exactness.md"):
         assert python_of(page)
 
 
 @pytest.mark.parametrize("beginning", PYTHON_NOT_RUN)
-def test_what_is_not_run_is_there(beginning: str) -> None:
+def test_every_python_exception_matches_one_block(beginning: str) -> None:
     code = [block.code for page in PAGES for block in blocks(page, "python")]
     assert sum(one.startswith(beginning) for one in code) == 1
 
@@ -157,7 +158,7 @@ def test_what_is_not_run_is_there(beginning: str) -> None:
 
 
 def commands(page: str) -> Iterator[str]:
-    """Each command of a page's blocks in a line of its own, without comments."""
+    """The commands in a page's blocks, one line each, without comments."""
     for block in blocks(page, "sh"):
         for line in block.code.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
@@ -166,7 +167,7 @@ def commands(page: str) -> Iterator[str]:
 
 
 def parts(command: str) -> tuple[str | None, list[str]]:
-    """(standard input, words). Variables in front are left out."""
+    """(standard input, words), without leading variable assignments."""
     given, _, rest = command.rpartition(" | ")
     words = shlex.split(rest)
     while re.match(r"[A-Z_]+=", words[0]):
@@ -191,7 +192,7 @@ RUN = [
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory but for the files that commands of the pages read."""
+    """A temporary directory with the files that the pages' commands read."""
     monkeypatch.chdir(tmp_path)
     documents = [f"Once upon a time there were {i} birds.\n" + "They sang all day long. " * 60 for i in range(40)]
     text = "<|endoftext|>".join(documents)
@@ -230,10 +231,10 @@ def test_a_command_runs(page: str, command: str, workplace: Path) -> None:
 
 
 @pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if "foredraft " in pair[1]])
-def test_a_command_is_understood(page: str, command: str, workplace: Path) -> None:
-    """Those that are not run too: every option is there and takes what it is given."""
+def test_a_command_can_be_parsed(page: str, command: str, workplace: Path) -> None:
+    """Also commands that are not run: every option exists and accepts its value."""
     parser, words = typer.main.get_command(app), parts(command)[1]
-    if "foredraft" in words:  # behind "torchrun ... -m", too
+    if "foredraft" in words:  # also after "torchrun ... -m"
         parse(parser, words[words.index("foredraft") + 1 :])
 
 
@@ -245,11 +246,11 @@ def parse(parser: Any, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("start", [*NOT_RUN, *NOT_RUN_WORDS])
-def test_a_reason_is_needed(start: str) -> None:
+def test_every_command_exception_is_used(start: str) -> None:
     assert any(start in command for _, command in COMMANDS)
 
 
-def test_what_make_and_pip_are_asked_for_is_there() -> None:
+def test_make_targets_and_extras_exist() -> None:
     makefile, project = text_of("Makefile"), text_of("pyproject.toml")
     for _, command in COMMANDS:
         words = parts(command)[1]
@@ -271,7 +272,7 @@ def test_the_reference_names_every_command() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_option_that_is_named_exists(page: str) -> None:
+def test_every_option_that_a_page_names_exists(page: str) -> None:
     parsers = leaves(typer.main.get_command(app)).values()
     known = {text for one in parsers for param in one.params for text in (*param.opts, *param.secondary_opts)}
     paths = [path for path in (ROOT / "benchmarks").rglob("*.py") if ".envs" not in path.parts]
@@ -310,14 +311,14 @@ def test_json_is_a_request_or_an_error(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_says_what_it_is(page: str) -> None:
+def test_every_block_names_its_language(page: str) -> None:
     openings = re.findall(r"^ *```(.*)$", text_of(page), re.MULTILINE)[::2]
     assert set(openings) <= LANGUAGES
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_lines_are_wrapped(page: str) -> None:
-    """Rows of a table, pictures and what a program prints have the length they have."""
+    """Table rows, images and program output may be longer."""
     text = re.sub(r"^```text\n.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "!["))]
     assert not [line for line in lines if len(line) > WIDTH]
@@ -334,7 +335,7 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings, as GitHub names them."""
+    """The anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -346,13 +347,13 @@ def test_the_index_has_every_page() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_file_of_the_repository_that_is_named_exists(page: str) -> None:
+def test_every_repository_file_that_a_page_names_exists(page: str) -> None:
     named = re.findall(r"(?<![\w./])(?:src|tests|docs|benchmarks)/[\w./-]*\w", text_of(page))
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_module_that_is_named_exists(page: str) -> None:
+def test_every_module_that_a_page_names_exists(page: str) -> None:
     source = ROOT / "src" / "foredraft"
     folders = "|".join(path.name for path in source.iterdir() if path.is_dir() and path.name[0] != "_")
     named = re.findall(rf"`((?:{folders})/[\w./-]*)`", text_of(page))
@@ -362,7 +363,7 @@ def test_every_module_that_is_named_exists(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "benchmarks/README.md"])
-def test_every_benchmark_that_is_named_exists(page: str) -> None:
+def test_every_benchmark_that_a_page_names_exists(page: str) -> None:
     named = re.findall(r"python -m (benchmarks\.[\w.]*\w)", text_of(page))
     assert not [name for name in named if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()]
 
@@ -394,12 +395,14 @@ def test_the_tutorials_drafters_are_invisible(drafter: str, sampling: dict[str, 
         [output.outputs[0].token_ids for output in llm.generate(list(PROMPTS), params)] for llm in (plain, drafted)
     ]
     assert drafted.engine.stats.num_draft_tokens > 0
-    if plain.target.traits.row_exact:  # elsewhere only up to near ties
+    if plain.target.traits.row_exact:  # otherwise only up to near ties
         assert texts[0] == texts[1]
 
 
 @pytest.mark.slow
-def test_the_tutorials_sampling_drafter_earns_something(tutorial: dict[str, Any]) -> None:
-    llm = LLM(method=tutorial["FrequencyDrafter"](4096), speculative_tokens=4)  # "auto" may find that it does not pay
+def test_the_tutorials_sampling_drafter_has_accepted_tokens(tutorial: dict[str, Any]) -> None:
+    llm = LLM(
+        method=tutorial["FrequencyDrafter"](4096), speculative_tokens=4
+    )  # "auto" may decide that drafting is not worth its time
     llm.generate(list(PROMPTS), SamplingParams(max_tokens=64, temperature=1.0))
     assert llm.engine.stats.num_accepted_tokens > 0

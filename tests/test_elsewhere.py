@@ -1,5 +1,5 @@
-"""The whole engine over models whose logits lie on another device: the texts are those of the CPU, and no tensor of one meets
-one of the other. Both compute in float64, which takes the same way on either."""
+"""The whole engine with models whose logits are on another device: the texts are those of the CPU, and no operation mixes tensors of
+both devices. Both compute in float64, for which the code path is the same on either."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tokenizer() -> Any:
 
 
 class Lifted:
-    """A body whose logits are in float64, and on FAR where there is a device."""
+    """A model body whose logits are float64, and on FAR if a device is given."""
 
     def __init__(self, inner: Body, device: Elsewhere | None) -> None:
         self.kernels, self.is_batch_invariant = inner.kernels, inner.is_batch_invariant
@@ -51,7 +51,7 @@ class Lifted:
 
 
 class Trace:
-    """Looks on as the trace does."""
+    """Observes steps as the trace does."""
 
     def __init__(self) -> None:
         self.said: list[tuple[TargetProbabilities, list[float | None]]] = []
@@ -127,7 +127,7 @@ def test_texts_are_those_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = elsewhere(monkeypatch)
-    # among equals a wider search finds others first
+    # a wider search may order equal values differently
     monkeypatch.setattr(token_probs, "_FIRST_WIDTH", token_probs._FIRST_DEVICE_WIDTH)
     found = []
     for own in (None, device):
@@ -141,7 +141,7 @@ def test_texts_are_those_of_the_cpu(
     assert device.num_waits > 0
 
 
-def test_a_greedy_step_waits_to_be_told_once(
+def test_a_greedy_step_waits_for_the_device_once(
     make_engine: MakeEngine, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = elsewhere(monkeypatch)

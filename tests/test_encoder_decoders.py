@@ -1,4 +1,4 @@
-"""Encoder-decoders through the public doors: plain decoding is transformers' own, and no drafter changes a text."""
+"""Encoder-decoders through the public API: plain decoding gives transformers' text, and no drafter changes a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.model.zoo import ENCODER_DECODERS, SPECIES, VOCAB_SIZE, random_model
 
 NUM_TOKENS = 24
 PADDING = (0, 1)
-"""Ids that no trained model writes. Where random ones do, some families of transformers count no position for it, or hide it."""
+"""Ids that no trained model writes. If a random model does, some families in transformers skip the position or mask the token."""
 
 needs_kernels = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
 
@@ -35,7 +35,7 @@ def made(name: str, seed: int = 0) -> PreTrainedModel:
 
 
 def sources(number: int, seed: int = 3) -> list[list[int]]:
-    """Of 1 to 60 ids; some repeat themselves, so that copying drafts something."""
+    """Sources of 1 to 60 ids; some contain repeats, so that drafters that copy have something to draft."""
     generator = torch.Generator().manual_seed(seed)
     lens = torch.randint(1, 60, (number,), generator=generator).tolist()
     drawn = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in lens]
@@ -43,7 +43,7 @@ def sources(number: int, seed: int = 3) -> list[list[int]]:
 
 
 def of_generate(model: PreTrainedModel, source: Sequence[int], **settings: Any) -> list[int]:
-    """transformers' own greedy text. Without its cache, which some families allocate for the wrong number of layers."""
+    """transformers' own greedy text, without its cache, which some families allocate for the wrong number of layers."""
     ids = torch.tensor([source])
     settings = {"max_new_tokens": NUM_TOKENS, "use_cache": False, "eos_token_id": None, **settings}
     quiet = {"pad_token_id": 1, "encoder_no_repeat_ngram_size": 0, "do_sample": False, "num_beams": 1}
@@ -58,7 +58,7 @@ def texts(llm: LLM, prompts: Sequence[Sequence[int]], **params: Any) -> list[lis
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_greedy_text_is_that_of_generate_whatever_drafts(name: str) -> None:
+def test_greedy_text_is_that_of_generate_with_every_drafter(name: str) -> None:
     model, prompts = made(name), sources(20)
     expected = [of_generate(model, source, suppress_tokens=PADDING)[1:] for source in prompts]
     assert len({tuple(text) for text in expected}) > 1
@@ -77,7 +77,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """bfloat16(name): a checkpoint of that kind, in bfloat16."""
+    """bfloat16(name): a checkpoint of that architecture, in bfloat16."""
 
     @cache
     def make(name: str) -> Path:
@@ -94,7 +94,7 @@ def plain_texts(name: str, kind: str) -> list[list[int]]:
 
 
 def assert_preempted_texts_are_plain_decodings(llm: LLM, name: str, kind: str) -> None:
-    """Eight sources of different lengths; texts are preempted in the middle, by hand."""
+    """Eight sources of different lengths; some texts are preempted midway by the test."""
     frontend = llm.frontend
     wanted = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **KINDS[kind])
     requests = [frontend.prepare(source, wanted) for source in sources(8, seed=4)]
@@ -130,11 +130,11 @@ def test_speculation_with_preemption_writes_plain_decodings_text(name: str, meth
         pytest.param("t5gemma", "int4", "draft_model", marks=pytest.mark.slow),
     ],
 )
-def test_speculation_in_few_bits_writes_plain_decodings_text_by_its_bits(
+def test_low_precision_speculation_writes_exactly_plain_decodings_text(
     name: str, quantization: str | None, method: str, kind: str, bfloat16: Callable[[str], Path]
 ) -> None:
-    """No ties are let through: rows are bit-exact. Plain decoding has each source to itself; texts of speculation share every pass, and
-    two of them are preempted."""
+    """Near ties are no excuse: rows are bit-exact. Plain decoding runs each source alone; with speculation the texts share every pass,
+    and two of them are preempted."""
     target, draft = (made(name, seed) if quantization else bfloat16(name) for seed in (0, 2))
     llm = LLM(
         target,
@@ -171,7 +171,7 @@ def test_a_cache_too_small_for_all_sources_changes_no_text(method: str) -> None:
     assert llm.engine.pool.used == llm.engine.pool.bytes_retained <= room
 
 
-def test_an_equal_draft_is_always_right_and_reads_the_source_itself() -> None:
+def test_a_draft_equal_to_the_target_is_always_right_and_encodes_the_source_itself() -> None:
     llm = LLM(made("t5"), made("t5"), speculative_tokens=3)
     texts(llm, sources(6))
     acceptance = llm.engine.stats.conditional_acceptance
@@ -188,20 +188,20 @@ def test_an_equal_draft_is_always_right_and_reads_the_source_itself() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_draft_without_an_encoder_knows_the_text_alone(kind: str) -> None:
-    """Two requests with other sources and one beginning share what it read."""
+def test_a_draft_without_an_encoder_reads_only_the_text(kind: str) -> None:
+    """Its cache is shared by requests with different sources and the same beginning of the text."""
     llm = LLM(made("t5"), made("llama"), speculative_tokens=4)
     assert texts(llm, sources(8, seed=4), **KINDS[kind]) == plain_texts("t5", kind)
     assert llm.engine.stats.num_draft_tokens > 0
     assert llm.engine.pool.used == llm.engine.pool.bytes_retained
 
 
-def test_copies_come_from_the_source() -> None:
-    """Before a text repeats anything of its own there is something to copy."""
+def test_ngram_copies_from_the_source() -> None:
+    """There is something to copy before the text repeats itself."""
     llm = LLM(made("bart"), method="ngram", speculative_tokens=2)
     source = [*range(3, 40), *llm.target.traits.start_ids, *range(40, 50)]
     texts(llm, [source], max_tokens=1)
-    assert llm.engine.stats.num_draft_tokens == 0  # room for one token leaves none for a draft
+    assert llm.engine.stats.num_draft_tokens == 0  # with one token to write there is no room for a draft
     texts(llm, [source], max_tokens=2)
     assert llm.engine.stats.num_draft_tokens > 0
 
@@ -224,7 +224,7 @@ def test_requests_with_the_same_source_share_it_and_others_do_not() -> None:
     assert pool.used == 0
 
 
-def test_what_generation_config_says_about_ids_holds() -> None:
+def test_id_rules_of_generation_config_are_honoured() -> None:
     model = random_model(ENCODER_DECODERS["bart"].config(), 2)
     prompts = sources(8, seed=6)
     free = [of_generate(model, source)[1:] for source in prompts]
@@ -242,7 +242,7 @@ def test_what_generation_config_says_about_ids_holds() -> None:
     assert all(text[-1] in (2, 5) for text in expected)
 
 
-def test_a_prompt_may_say_what_the_decoder_begins_with() -> None:
+def test_a_prompt_may_set_the_decoders_start_tokens() -> None:
     model, (source,) = made("m2m_100"), sources(1, seed=12)
     llm = LLM(model, method="none")
     params = SamplingParams(
@@ -250,13 +250,13 @@ def test_a_prompt_may_say_what_the_decoder_begins_with() -> None:
     )
     (output,) = llm.generate([{"prompt_token_ids": source, "decoder_prompt_token_ids": [2, 77]}], params)
     expected = of_generate(model, source, decoder_input_ids=torch.tensor([[2, 77]]), suppress_tokens=PADDING)
-    assert output.outputs[0].token_ids[:-1] == expected[2:-1]  # the last one is forced
+    assert output.outputs[0].token_ids[:-1] == expected[2:-1]  # the last token is forced
     assert output.prompt_token_ids == source
     with pytest.raises(ForedraftError, match="is for encoder-decoders"):
         LLM(made("llama"), method="none").generate([{"prompt_token_ids": [3], "decoder_prompt_token_ids": [2]}], params)
 
 
-def test_beams_are_said_once_and_not_honoured(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_generation_settings_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     model = random_model(ENCODER_DECODERS["bart"].config(), 2)
     model.generation_config.num_beams = 4
     model.generation_config.no_repeat_ngram_size = 3

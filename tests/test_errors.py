@@ -1,4 +1,4 @@
-"""Errors and values are shown in one line."""
+"""Errors and values are formatted in one line."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "foredraft"
 
 LONGEST = 60
 ROUTINES = {"gpu/programs.py"}
-"""Triton programs: one routine each, which nothing is gained by splitting."""
+"""Triton programs, which would not benefit from being split."""
 
 
 def function_lengths() -> Iterator[tuple[str, str, int]]:
-    """(file, function, its lines, from `def` to its end) for every function of the package."""
+    """(file, function, number of lines from `def` to the end) for every function of the package."""
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,4 +1,4 @@
-"""Speculation on models in memory, through transformers' own generate: the same call must give the same text."""
+"""Speculation with models in memory, in place of transformers' own generate: the same call must give the same text."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ SETTINGS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_greedy_is_generates_own(
+def test_greedy_text_is_that_of_generate(
     model: PreTrainedModel, draft_model: PreTrainedModel, tokenizer: Any, inputs: Any, name: str
 ) -> None:
     settings = {"max_new_tokens": 24, "do_sample": False, **SETTINGS[name](tokenizer)}
     expected = model.generate(**inputs, **settings)
-    settings |= SETTINGS[name](tokenizer)  # criteria may keep state
+    settings |= SETTINGS[name](tokenizer)  # criteria may be stateful
     custom = foredraft.custom_generate
     ours = model.generate(**inputs, **settings, custom_generate=custom, draft_model=draft_model)
     assert ours.tolist() == expected.tolist()
@@ -75,7 +75,7 @@ def test_greedy_is_generates_own(
 
 
 @pytest.mark.parametrize("strings", ["return", ["return", "dog"], [" bi", "ig d"], ["zzzz"]], ids=str)
-def test_stop_strings_are_generates_own(
+def test_stop_strings_end_the_text_where_generate_does(
     model: PreTrainedModel, draft_model: PreTrainedModel, tokenizer: Any, inputs: Any, strings: Any
 ) -> None:
     settings = {"max_new_tokens": 24, "do_sample": False, "tokenizer": tokenizer, "stop_strings": strings}
@@ -83,7 +83,7 @@ def test_stop_strings_are_generates_own(
     assert foredraft.generate(model, inputs, draft_model=draft_model, **settings).tolist() == expected
 
 
-def test_stop_strings_of_a_configuration_and_beside_other_criteria(
+def test_stop_strings_in_a_generation_config_and_with_other_criteria(
     model: PreTrainedModel, draft_model: PreTrainedModel, tokenizer: Any, inputs: Any
 ) -> None:
     config = GenerationConfig(max_new_tokens=24, do_sample=False, stop_strings=["dog"])
@@ -106,7 +106,7 @@ class ForbidInPlace(LogitsProcessor):
 @pytest.mark.parametrize(
     "criteria", [[MaxLengthCriteria(20)], [EosTokenCriteria(eos_token_id=276)]], ids=["length", "end"]
 )
-def test_a_users_own_processors_and_criteria_are_asked(
+def test_a_users_own_processors_and_criteria_are_applied(
     model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any, criteria: list[Any]
 ) -> None:
     settings: dict[str, Any] = {
@@ -146,7 +146,9 @@ def test_a_draft_with_another_tokenizer(
         foredraft.generate(model, inputs, draft_model=draft, assistant_tokenizer=both["assistant_tokenizer"])
 
 
-def test_torchs_seed_holds_for_the_rest(model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any) -> None:
+def test_unseeded_sampling_follows_torchs_seed(
+    model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any
+) -> None:
     def sample(seed: int) -> list[list[int]]:
         torch.manual_seed(seed)
         return foredraft.generate(model, inputs, draft_model=draft_model, max_new_tokens=16, do_sample=True).tolist()
@@ -163,7 +165,7 @@ def test_several_texts_of_one_prompt_differ(model: PreTrainedModel, draft_model:
     assert len({tuple(row) for row in out.tolist()}) == 6
 
 
-def test_the_users_model_is_left_as_it_was(model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any) -> None:
+def test_the_users_model_is_not_changed(model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any) -> None:
     before = model.config._attn_implementation
     model.train()
     draft_model.train()
@@ -191,7 +193,7 @@ def test_the_users_model_is_left_as_it_was(model: PreTrainedModel, draft_model: 
         ({"token_healing": True}, "token_healing"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(
+def test_unsupported_settings_are_refused(
     model: PreTrainedModel, inputs: Any, settings: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ForedraftError, match=reason):

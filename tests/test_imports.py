@@ -1,5 +1,5 @@
-"""Imports go one way: the order of `LAYERS`, and no circle inside a package. Read off the source with `ast`, wherever in a file an import
-stands."""
+"""Imports follow the order of `LAYERS`, and are not circular inside a package. They are read from the source with `ast`, wherever in a
+file they are."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 PACKAGE = "foredraft"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 
-# Lowest first. A module may import from the lines above its own, never from its own line or from below; within one name of a
-# line anything goes but a circle. A folder has one line, or a line for each of its modules.
-# `__init__` is the package's own front, what `import foredraft` gives.
+# Lowest first. A module may import from the levels above its own in this list, never from its own level or from below; modules of one
+# name may import each other, but not in a circle. A folder has one entry, or one for each of its modules.
+# `__init__` is the package itself, as `import foredraft` gives it.
 LAYERS = (
     {
         "errors",
@@ -67,15 +67,15 @@ LAYERS = (
     {"__main__"},
 )
 BY_MODULE = {"engine", "text", "tools", "utils"}
-"""Folders whose modules have a line each. The folder's own name is its `__init__`."""
+"""Folders whose modules have entries of their own. The folder's own name is its `__init__`."""
 
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-# Libraries that a module must not know: the engine sees no text, the server no tensors.
+# Libraries that a module must not import: the engine handles no text, the server no tensors.
 FORBIDDEN = {"engine.engine": {"tokenizers", "transformers"}, "server": {"torch"}}
 
 ROOT = {"__init__", "__main__", "aio", "errors", "hf", "llm", "settings"}
-"""Public doors: no other module lies at the package's root."""
+"""The public modules: the only ones at the package's root."""
 
 
 def read_tree(source: Path) -> dict[str, ast.Module]:
@@ -90,7 +90,7 @@ def read_tree(source: Path) -> dict[str, ast.Module]:
 
 
 def imported_names(importer: str, tree: ast.Module, *, is_package: bool) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of all that a module imports, relative imports spelt out."""
+    """(line, dotted name) of everything that a module imports, relative imports resolved."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -104,7 +104,7 @@ def imported_names(importer: str, tree: ast.Module, *, is_package: bool) -> Iter
 
 
 def longest_module(name: str, modules: set[str]) -> str | None:
-    """The module a dotted name lies in: `foredraft.errors.ModelError` is in `foredraft.errors`."""
+    """The module that contains a dotted name: `foredraft.errors.ModelError` is in `foredraft.errors`."""
     while name not in modules:
         name, dot, _ = name.rpartition(".")
         if not dot:
@@ -113,7 +113,7 @@ def longest_module(name: str, modules: set[str]) -> str | None:
 
 
 def unit(module: str) -> str:
-    """The name by which `LAYERS` knows a module: the longest part below the package that it lists, else the first."""
+    """The name of a module in `LAYERS`: the longest listed part of its dotted name below the package, else the first part."""
     parts = module.split(".")[1:]
     if not parts:
         return "__init__"
@@ -123,16 +123,16 @@ def unit(module: str) -> str:
 
 
 def is_drafter(tree: ast.Module) -> bool:
-    """Whether a file is a drafter rather than a helper of some: it has a class with a `propose`."""
+    """Whether a file is a drafter rather than a helper: it has a class with a `propose` method."""
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return any(isinstance(item, ast.FunctionDef) and item.name == "propose" for node in classes for item in node.body)
 
 
 def edge_problem(importer: str, imported: str, trees: dict[str, ast.Module]) -> str | None:
-    """What is wrong with one import from within the package, if anything is."""
+    """The problem with one import from within the package, or None."""
     low, high = unit(imported), unit(importer)
     if low not in LEVEL or high not in LEVEL:
-        return None  # said once, for the module
+        return None  # reported once, for the module
     if low != high:
         return None if LEVEL[low] < LEVEL[high] else f"`{high}` is not above `{low}` in LAYERS"
     if low == "drafters" and importer != f"{PACKAGE}.drafters":
@@ -144,7 +144,7 @@ def edge_problem(importer: str, imported: str, trees: dict[str, ast.Module]) -> 
 
 
 def violations(source: Path) -> list[str]:
-    """Everything in a source tree that breaks the order, one line each."""
+    """Everything in a source tree that violates the order, one line each."""
     trees = read_tree(source)
     packages = {name for name in trees if (source / Path(*name.split(".")[1:]) / "__init__.py").exists()}
     unknown = sorted({unit(name) for name in trees} - LEVEL.keys())
@@ -178,11 +178,11 @@ def test_imports_go_one_way() -> None:
     assert not found, "\n".join(found)
 
 
-def test_the_source_is_there() -> None:
+def test_the_source_is_found() -> None:
     assert {"foredraft", "foredraft.engine.engine", "foredraft.drafters"} <= read_tree(SOURCE).keys()
 
 
-def test_only_public_doors_lie_at_the_root() -> None:
+def test_only_public_modules_are_at_the_root() -> None:
     assert {path.stem for path in SOURCE.glob("*.py")} == ROOT
 
 

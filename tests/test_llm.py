@@ -1,4 +1,4 @@
-"""The Python API as its users meet it, on the embedded pair."""
+"""The public Python API, on the embedded pair."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def llm() -> LLM:
 
 @pytest.fixture(autouse=True)
 def _idle(llm: LLM) -> Iterator[None]:
-    """Whatever a test did, nothing is left in the engine."""
+    """Assert after each test that nothing is left in the engine."""
     yield
     assert not llm.engine.has_work
     assert llm.engine.pool.used == llm.engine.pool.bytes_retained
@@ -43,7 +43,9 @@ def text(llm: LLM, prompt: object, params: SamplingParams = GREEDY) -> str:
 
 
 def test_no_arguments_load_the_embedded_pair(llm: LLM) -> None:
-    (output,) = llm.generate(CODE, replace(GREEDY, speculative_tokens=4))  # "auto" may find that drafts do not pay
+    (output,) = llm.generate(
+        CODE, replace(GREEDY, speculative_tokens=4)
+    )  # "auto" may decide that drafting is not worth its time
     assert llm.method == "draft_model"
     assert output.finished
     assert output.prompt == CODE
@@ -68,12 +70,12 @@ def test_models_are_warmed_up_for_the_largest_steps(monkeypatch: pytest.MonkeyPa
     assert sizes == [WarmUpSizes(3, 10, 4096, drafts=False), WarmUpSizes(3, 9, 4096, drafts=True)]
 
 
-def test_only_a_model_means_suffix() -> None:
+def test_a_model_without_a_draft_uses_suffix() -> None:
     assert LLM(EMBEDDED / "target").method == "suffix"
 
 
 @pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "self-int8", "self-int4"])
-def test_another_drafter_writes_the_same_over_the_same_models(llm: LLM, method: str) -> None:
+def test_another_drafter_over_the_same_models_writes_the_same_text(llm: LLM, method: str) -> None:
     other = llm.with_drafter(method, 3)
     assert (other.method, other.speculative_tokens) == (method, 3)
     assert other.target is llm.target
@@ -92,7 +94,7 @@ def test_another_drafter_loads_nothing_twice(llm: LLM) -> None:
     assert llm.with_drafter("self-int8").draft is copied
 
 
-def test_with_no_drafter_named_it_is_the_same_one(llm: LLM) -> None:
+def test_with_drafter_keeps_the_drafter_if_none_is_named(llm: LLM) -> None:
     other = llm.with_drafter()
     assert (other.method, other.speculative_tokens) == (llm.method, llm.speculative_tokens)
     assert llm.with_drafter("suffix", 0).with_drafter().method == "suffix"
@@ -136,7 +138,7 @@ def test_zero_speculative_tokens_is_plain_decoding_with_the_same_text(llm: LLM) 
     assert b.metrics.speculative_decoding.num_spec_steps > 0
 
 
-def test_n_texts_differ_and_are_the_same_again(llm: LLM) -> None:
+def test_n_texts_differ_and_are_reproducible(llm: LLM) -> None:
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=1, n=3)
     first, again = (llm.generate(STORY, params)[0] for _ in range(2))
     texts = [o.text for o in first.outputs]
@@ -146,7 +148,7 @@ def test_n_texts_differ_and_are_the_same_again(llm: LLM) -> None:
 
 
 def test_the_engines_seed_makes_unseeded_runs_repeatable() -> None:
-    """Where the number of draft tokens is fixed: "auto" goes by the clock, and so what is drawn would too."""
+    """With a fixed number of draft tokens only: "auto" depends on measured times, and so would the draws."""
     params = SamplingParams(max_tokens=20, temperature=1.0, speculative_tokens=4)
     assert text(LLM(seed=5), STORY, params) == text(LLM(seed=5), STORY, params)
     assert text(LLM(seed=5), STORY, params) != text(LLM(seed=6), STORY, params)
@@ -198,7 +200,7 @@ def test_bad_words_never_appear(llm: LLM) -> None:
     assert word not in text(llm, STORY, params).split()
 
 
-def test_logprobs_name_every_token(llm: LLM) -> None:
+def test_logprobs_contain_every_token(llm: LLM) -> None:
     (output,) = llm.generate(STORY, SamplingParams(max_tokens=10, temperature=0.0, logprobs=2, prompt_logprobs=0))
     completion = output.outputs[0]
     assert completion.logprobs is not None
@@ -214,7 +216,7 @@ def test_logprobs_name_every_token(llm: LLM) -> None:
     assert [next(iter(e)) for e in output.prompt_logprobs[1:] if e] == output.prompt_token_ids[1:]
 
 
-def test_streamed_pieces_join_to_the_text(llm: LLM) -> None:
+def test_streamed_deltas_join_to_the_text(llm: LLM) -> None:
     params = SamplingParams(max_tokens=40, temperature=0.8, seed=2, n=2)
     (expected,) = llm.generate(STORY, params)
     pieces: dict[int, str] = {0: "", 1: ""}
@@ -230,7 +232,7 @@ def test_streamed_pieces_join_to_the_text(llm: LLM) -> None:
     assert last.outputs[0].text == pieces[0]
 
 
-def test_a_stream_can_be_left_half_way_and_others_go_on(llm: LLM) -> None:
+def test_a_stream_can_be_closed_early_and_others_go_on(llm: LLM) -> None:
     expected = text(llm, CODE)
     kept = llm.stream(CODE, GREEDY)
     left = llm.stream(STORY, SamplingParams(max_tokens=200, temperature=0.0))
@@ -238,7 +240,7 @@ def test_a_stream_can_be_left_half_way_and_others_go_on(llm: LLM) -> None:
     next(left)
     next(left)
     left.close()  # type: ignore[attr-defined]
-    assert text(llm, STORY)  # a batch in between advances the stream too
+    assert text(llm, STORY)  # a batch in between advances the stream as well
     assert "".join([*got, *(delta.text for delta in kept)]) == expected
 
 
@@ -275,10 +277,10 @@ def test_a_failed_request_is_raised_after_the_others_are_done(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("place", ["start", "text", "output"])
-def test_whatever_raises_for_one_prompt_the_others_are_not_lost(
+def test_an_error_for_one_prompt_does_not_lose_the_others(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Before its text begins, in its stop rule, and when its output is made."""
+    """The error is raised before the text begins, in its stop rule, or when its output is made."""
     raised = KeyError("injected")
 
     def of_code(original: Callable[..., Any], is_code: Callable[..., bool]) -> Callable[..., Any]:
@@ -312,9 +314,7 @@ def test_whatever_raises_for_one_prompt_the_others_are_not_lost(
     assert llm.engine.pool.used == llm.engine.pool.bytes_retained
 
 
-def test_a_drafter_that_fails_is_named_and_counted_and_changes_no_text(
-    llm: LLM, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_drafter_is_named_and_counted_and_changes_no_text(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     class Fails:
         def propose(self, requests: list[DraftRequest]) -> Proposal:
             raise ZeroDivisionError
@@ -379,7 +379,7 @@ def test_bad_settings_are_refused_in_one_line(settings: dict[str, object], reaso
     assert "\n" not in str(caught.value)
 
 
-def test_a_draft_of_another_vocabulary_is_refused_with_what_differs(tmp_path: Path) -> None:
+def test_a_draft_with_another_vocabulary_is_refused_with_the_difference(tmp_path: Path) -> None:
     for file in (EMBEDDED / "draft").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -407,7 +407,7 @@ def test_without_a_tokenizer_ids_still_work(tmp_path: Path, llm: LLM) -> None:
     )
 
 
-def test_a_conversation_without_a_template_says_how_to_give_one(llm: LLM) -> None:
+def test_without_a_chat_template_the_error_says_how_to_give_one(llm: LLM) -> None:
     with pytest.raises(ForedraftError, match="template"):
         llm.chat([{"role": "user", "content": "hello"}])
 
@@ -417,7 +417,7 @@ def test_conversations_use_the_template_and_keep_earlier_turns(llm: LLM) -> None
     turns = [{"role": "user", "content": "Tell me a story."}]
     (first,) = llm.chat(turns, GREEDY, chat_template=template)
     assert first.prompt_token_ids[0] == 0
-    assert first.prompt_token_ids[1] != 0  # no doubled BOS
+    assert first.prompt_token_ids[1] != 0  # BOS is not doubled
     turns += [{"role": "assistant", "content": first.outputs[0].text}, {"role": "user", "content": "More."}]
     before = llm.engine.stats.num_steps
     both = llm.chat([turns, turns[:1]], GREEDY, chat_template=template)
@@ -444,7 +444,7 @@ def test_a_missing_shard_is_a_model_error(tmp_path: Path) -> None:
         LLM(tmp_path)
 
 
-def test_the_last_message_can_be_gone_on_with(llm: LLM) -> None:
+def test_the_final_message_can_be_continued(llm: LLM) -> None:
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
     talk = [{"role": "user", "content": "Say it"}, {"role": "assistant", "content": "Once upon"}]
     assert llm.tokenizer is not None
@@ -461,7 +461,7 @@ def test_the_last_message_can_be_gone_on_with(llm: LLM) -> None:
             llm.chat(messages, GREEDY, chat_template=template, continue_final_message=True, **more)  # type: ignore[arg-type]
 
 
-def test_urgent_prompts_begin_first_and_no_text_changes() -> None:
+def test_urgent_prompts_start_first_and_no_text_changes() -> None:
     llm = LLM(max_num_seqs=1, seed=0)
     prompts, params = [STORY, CODE, "Another"], SamplingParams(max_tokens=4, temperature=0)
     plain = llm.generate(prompts, params)
@@ -474,7 +474,7 @@ def test_urgent_prompts_begin_first_and_no_text_changes() -> None:
             llm.generate(prompts, params, priority=bad)  # type: ignore[arg-type]
 
 
-def test_a_prompt_is_scored_without_writing(llm: LLM) -> None:
+def test_a_prompt_can_be_scored_without_generating(llm: LLM) -> None:
     (scored,) = llm.generate(CODE, SamplingParams(max_tokens=0, prompt_logprobs=1, n=2))
     (written,) = llm.generate(CODE, SamplingParams(max_tokens=2, prompt_logprobs=1))
     assert scored.prompt_logprobs == written.prompt_logprobs

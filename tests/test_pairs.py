@@ -1,4 +1,4 @@
-"""Law 5: whatever a request combines, and whoever drafts, the text is plain decoding's. Combinations are hypothesis's.
+"""Law 5: whatever a request combines, and whichever drafter it has, the text is plain decoding's. Hypothesis finds the combinations.
 
 A longer search: pytest tests/test_pairs.py --hypothesis-profile=thorough
 """
@@ -53,7 +53,7 @@ WORDS = ["the", " the", " cat", "time", " upon a", ":", "return", ", there"]
 
 
 def favour_repeats(prefix: list[int], logits: Tensor) -> Tensor:
-    """A pure function of the whole prefix that changes many logits."""
+    """Change many logits, as a pure function of the whole prefix."""
     out = logits.clone()
     out[torch.tensor(sorted(set(prefix)))] += 1.5
     return out
@@ -98,7 +98,7 @@ NO_FORM = {"min_tokens": st.integers(1, 10), "ignore_eos": st.just(True)}
 
 @st.composite
 def request_settings(draw: st.DrawFn) -> dict[str, Any]:
-    """Everything but the number of draft tokens."""
+    """All settings of a request except the number of draft tokens."""
     form_or_not = draw(st.sampled_from([FORM, NO_FORM]))
     optional = {**PENALTIES, **WARPS, **TRUNCATION, **OTHER, **form_or_not}
     found: dict[str, Any] = draw(st.fixed_dictionaries({}, optional=optional))
@@ -110,7 +110,7 @@ GAMMAS = st.one_of(st.integers(1, 10), st.just("auto"))
 
 
 def written(llm: LLM, batch: Sequence[tuple[str, dict[str, Any]]], gammas: Sequence[int | str]) -> list[Any]:
-    """What is told of each text of each request, but for times and drafts. A request may fail; the others go on."""
+    """The outputs of every text of every request, without times and draft statistics. A request may fail; the others go on."""
     requests = [
         llm.frontend.prepare(prompt, SamplingParams(**wanted, speculative_tokens=gamma))
         for (prompt, wanted), gamma in zip(batch, gammas, strict=True)
@@ -156,14 +156,14 @@ CHECKS = settings(deadline=None, suppress_health_check=list(HealthCheck), print_
 
 @given(cases())
 @settings(CHECKS, max_examples=QUICK)
-def test_no_pair_of_parameters_shows_a_draft(plain: LLM, drafting: LLM, case: Any) -> None:
+def test_no_combination_of_parameters_reveals_drafts(plain: LLM, drafting: LLM, case: Any) -> None:
     assert_invisible(plain, drafting, *case)
 
 
 @pytest.mark.slow
 @given(cases())
 @settings(CHECKS, max_examples=LONG)
-def test_no_pair_of_parameters_shows_a_draft_in_a_long_search(plain: LLM, drafting: LLM, case: Any) -> None:
+def test_no_combination_of_parameters_reveals_drafts_in_a_long_search(plain: LLM, drafting: LLM, case: Any) -> None:
     assert_invisible(plain, drafting, *case)
 
 
@@ -174,6 +174,6 @@ def test_no_pair_of_parameters_shows_a_draft_in_a_long_search(plain: LLM, drafti
 def test_penalties_do_not_count_forced_tokens_before_they_are_written(
     plain: LLM, drafting: LLM, noise: dict[str, Any], penalty: dict[str, Any]
 ) -> None:
-    """A drafter goes on behind forced tokens, which are no history yet."""
+    """Drafters continue after forced tokens, which are not yet part of the history."""
     wanted = {"max_tokens": 100, "structured_outputs": FORMS[0], **noise, **penalty}
     assert_invisible(plain, drafting, [("Once upon a time", wanted)], [8])

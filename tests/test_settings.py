@@ -1,4 +1,4 @@
-"""A settings file: what is written is read, what is given wins, what is unknown is refused in one line."""
+"""Settings files: they are read as written, arguments override them, and unknown entries are refused in one line."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ any_settings = st.builds(
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(any_settings)
-def test_what_is_written_is_read(tmp_path: Path, settings: Settings) -> None:
+def test_settings_are_read_as_written(tmp_path: Path, settings: Settings) -> None:
     file = tmp_path / "foredraft.toml"
     settings.write(file, {"speedup": 1.5, "interval": [1.2, 1.8], "draft": None, "text": 'with "quotes"'})
     assert Settings.read(file) == settings
 
 
 @given(any_settings, any_settings)
-def test_what_is_given_wins_over_the_file(file: Settings, given_: Settings) -> None:
+def test_arguments_override_the_file(file: Settings, given_: Settings) -> None:
     arguments = {name: getattr(given_, name) for name in Settings.__slots__}
     found = file.override(**arguments)
     for name, value in arguments.items():
@@ -72,7 +72,7 @@ def test_a_bad_file_is_refused_by_name(text: str, words: tuple[str, ...], tmp_pa
         assert word in str(error.value)
 
 
-def test_no_file_and_no_text_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_invalid_utf8_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ForedraftError, match="cannot be read"):
         LLM(config=tmp_path / "nowhere.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
@@ -80,14 +80,14 @@ def test_no_file_and_no_text_are_refused(tmp_path: Path) -> None:
         LLM(config=tmp_path / "bytes.toml")
 
 
-def test_what_has_no_name_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ForedraftError, match="ScriptedDrafter"):
         Settings(method=ScriptedDrafter(lambda request: [])).write(tmp_path / "foredraft.toml")
     with pytest.raises(ForedraftError, match="cannot be written"):
         Settings(method="suffix").write(tmp_path / "nowhere" / "foredraft.toml")
 
 
-def test_an_llm_takes_what_the_file_says(tmp_path: Path) -> None:
+def test_an_llm_uses_the_file_and_arguments_override_it(tmp_path: Path) -> None:
     file = tmp_path / "foredraft.toml"
     Settings(method="suffix", speculative_tokens=5, num_threads=1).write(file, {"speedup": 1.5})
     llm = LLM(config=file)
@@ -96,7 +96,7 @@ def test_an_llm_takes_what_the_file_says(tmp_path: Path) -> None:
     assert (llm.method, llm.speculative_tokens) == ("ngram", "auto")
 
 
-def test_bad_values_are_refused_as_arguments_are(tmp_path: Path) -> None:
+def test_bad_values_in_a_file_are_refused_like_bad_arguments(tmp_path: Path) -> None:
     file = tmp_path / "foredraft.toml"
     for text, words in (('method = "magic"', "magic"), ("speculative_tokens = -1", "at least 0")):
         file.write_text(text)

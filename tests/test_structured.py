@@ -1,4 +1,5 @@
-"""Structured outputs through the engine, with drafts of every kind: valid, invisible, and refused where they cannot be."""
+"""Structured outputs through the engine, with every kind of draft: texts are valid, drafts do not change them, and
+impossible requests are refused."""
 
 from __future__ import annotations
 
@@ -62,17 +63,17 @@ def is_valid(text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def plain(llm: LLM) -> list[list[Sequence[int]]]:
-    """Plain decoding's texts, for each of WAYS."""
+    """Plain decoding's texts, for each entry of WAYS."""
     found = [llm.generate(PROMPTS, params(speculative_tokens=0, **way)) for way in WAYS]
     return [[output.outputs[0].token_ids for output in outputs] for outputs in found]
 
 
 @pytest.mark.parametrize("method", all_methods(REGISTRY))
 @pytest.mark.parametrize("gamma", [4, "auto"])
-def test_drafts_do_not_show_in_a_greedy_or_seeded_text(
+def test_drafts_do_not_change_a_greedy_or_seeded_text(
     llm: LLM, plain: list[list[Sequence[int]]], method: str, gamma: int | str
 ) -> None:
-    """Law 2 under a schema: in a batch, with a neighbour that keeps to no form."""
+    """Law 2 under a schema, in a batch with an unconstrained request."""
     own = head_settings(method) | remote_settings(method)
     other = LLM(method=method, **own) if own else llm.with_drafter(method)
     for way, expected in zip(WAYS, plain, strict=True):
@@ -95,7 +96,9 @@ def test_drafts_do_not_show_in_a_greedy_or_seeded_text(
     ids=["choice", "regex", "grammar", "json"],
 )
 @pytest.mark.parametrize("verification", ["block", "rejection"])
-def test_every_form_holds_at_any_temperature(llm: LLM, form: StructuredOutputs, good: Any, verification: str) -> None:
+def test_texts_keep_every_format_at_a_high_temperature(
+    llm: LLM, form: StructuredOutputs, good: Any, verification: str
+) -> None:
     wanted = params(form, n=4, speculative_tokens=4, verification=verification, temperature=1.5)
     for output in llm.generate(PROMPTS, wanted):
         for text in output.outputs:
@@ -129,7 +132,7 @@ def test_two_hundred_texts_at_temperature_one_are_all_valid(llm: LLM) -> None:
         assert all(is_valid(output.outputs[0].text) for output in outputs)
 
 
-def test_a_text_cut_short_has_its_form_only_so_far(llm: LLM) -> None:
+def test_a_text_may_end_before_its_format_is_complete(llm: LLM) -> None:
     (output,) = llm.generate(STORY, params(max_tokens=5))
     assert output.outputs[0].finish_reason == "length"
     (output,) = llm.generate(STORY, params(stop='"age"', temperature=0.0))
@@ -137,13 +140,13 @@ def test_a_text_cut_short_has_its_form_only_so_far(llm: LLM) -> None:
     assert output.outputs[0].stop_reason == '"age"'
 
 
-def test_the_texts_of_one_request_go_their_own_ways(llm: LLM) -> None:
+def test_the_texts_of_one_request_differ_and_are_all_valid(llm: LLM) -> None:
     (output,) = llm.generate(STORY, params(n=5, seed=3, temperature=1.5))
     assert len({text.text for text in output.outputs}) > 1
     assert all(is_valid(text.text) for text in output.outputs)
 
 
-def test_preemption_does_not_show(llm: LLM) -> None:
+def test_preemption_changes_no_text(llm: LLM) -> None:
     wanted = params(seed=1)
     expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, wanted)]
     requests = [llm.frontend.prepare(prompt, wanted) for prompt in PROMPTS]
@@ -159,7 +162,7 @@ def test_preemption_does_not_show(llm: LLM) -> None:
     assert [request.sequences[0].output_ids for request in requests] == expected
 
 
-def test_logprobs_are_of_the_raw_law(llm: LLM) -> None:
+def test_logprobs_are_those_of_the_unconstrained_distribution(llm: LLM) -> None:
     (output,) = llm.generate(STORY, params(StructuredOutputs(choice=["zz"]), logprobs=1))
     assert output.outputs[0].text == "zz"
     assert output.outputs[0].logprobs is not None
@@ -167,7 +170,7 @@ def test_logprobs_are_of_the_raw_law(llm: LLM) -> None:
     assert len(first) == 2, "what the model would have liked best is another token"
 
 
-def test_a_bias_that_leaves_nothing_fails_alone(llm: LLM) -> None:
+def test_a_bias_that_leaves_no_token_fails_only_its_request(llm: LLM) -> None:
     form = StructuredOutputs(choice=["a"])
     assert llm.tokenizer is not None
     (token,) = llm.tokenizer.encode("a", add_special_tokens=False)
@@ -176,7 +179,7 @@ def test_a_bias_that_leaves_nothing_fails_alone(llm: LLM) -> None:
     assert caught.value.outputs[1].outputs[0].text == "a"  # type: ignore[attr-defined]
 
 
-def test_a_grammar_that_meets_its_limits_fails_alone(llm: LLM) -> None:
+def test_a_grammar_that_exceeds_its_limits_fails_only_its_request(llm: LLM) -> None:
     bomb = StructuredOutputs(regex="[bc]((a{1000}){1000}){1000}")
     with pytest.raises(RequestError, match="structured_outputs") as caught:
         llm.generate([STORY, STORY], [params(bomb), params(StructuredOutputs(choice=["a"]))])
@@ -193,12 +196,12 @@ def test_a_grammar_that_meets_its_limits_fails_alone(llm: LLM) -> None:
         (StructuredOutputs(grammar="start: start"), "grammar"),
     ],
 )
-def test_an_impossible_form_is_refused_before_anything_runs(llm: LLM, form: StructuredOutputs, field: str) -> None:
+def test_an_impossible_format_is_refused_before_anything_runs(llm: LLM, form: StructuredOutputs, field: str) -> None:
     with pytest.raises(ForedraftError, match=f"prompt 1: structured_outputs.{field}"):
         llm.generate([STORY, STORY], [params(), params(form)])
 
 
-def test_ids_alone_have_no_form() -> None:
+def test_structured_outputs_need_a_tokenizer() -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED / "target")

@@ -1,5 +1,5 @@
-"""Whisper through the public doors: plain decoding is transformers' own, no drafter changes a text, and a sound is heard by those
-requests alone that gave it."""
+"""Whisper through the public API: plain decoding gives transformers' text, no drafter changes a text, and audio is seen only by the
+requests that gave it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHAPE = FeatureShape(16, 80)
 METHODS = ("none", "ngram", "suffix", "draft_model")
 
 END, NO_TIMESTAMPS = 50, VOCAB_SIZE - 1
-"""Ids behind it would be timestamps, at which generate begins another segment."""
+"""Ids above NO_TIMESTAMPS would be timestamps, at which generate begins another segment."""
 
 SMALLER = Species(
     "whisper",
@@ -53,14 +53,14 @@ GENERATION: dict[str, Any] = {
 
 @cache
 def made(seed: int = 0, species: str = "whisper") -> PreTrainedModel:
-    """With the settings of a checkpoint of two languages."""
+    """A random model with a default language and task."""
     return with_settings(
         random_model({"whisper": WHISPER, "smaller": SMALLER}[species].config(), seed), language="de", task="translate"
     )
 
 
 def with_settings(model: PreTrainedModel, **settings: str) -> PreTrainedModel:
-    """As those of a checkpoint of many languages."""
+    """The model with the generation config of a multilingual checkpoint."""
     model.generation_config = GenerationConfig(**GENERATION, **settings)
     return model
 
@@ -82,7 +82,7 @@ def token_ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
 
 
 def of_generate(prompt: dict[str, Tensor], **settings: Any) -> list[int]:
-    """transformers' own greedy text, with what it begins with."""
+    """transformers' own greedy text, start tokens included."""
     settings = {"max_new_tokens": NUM_TOKENS, "return_dict_in_generate": True, **settings}
     return made().generate(prompt["input_features"][None], **settings).sequences[0].tolist()
 
@@ -93,7 +93,7 @@ def twenty_of_generate() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_greedy_text_is_that_of_generate_whatever_drafts(method: str) -> None:
+def test_greedy_text_is_that_of_generate_with_every_drafter(method: str) -> None:
     """With the forced and suppressed ids of the checkpoint, and texts that end."""
     expected = twenty_of_generate()
     assert {tuple(text[:4]) for text in expected} == {(2, 71, 76, NO_TIMESTAMPS)}
@@ -105,7 +105,7 @@ def test_greedy_text_is_that_of_generate_whatever_drafts(method: str) -> None:
     assert (llm.engine.stats.num_draft_tokens > 0) == (method != "none")
 
 
-def test_a_prompt_may_bring_its_language_and_task() -> None:
+def test_a_prompt_may_set_its_language_and_task() -> None:
     (prompt,) = sounds(1, seed=2)
     llm = llm_with("none")
     (output,) = llm.generate(
@@ -147,10 +147,10 @@ def test_speculation_with_preemption_writes_plain_decodings_text(method: str, ki
 @pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS[1:])
-def test_speculation_in_bfloat16_writes_plain_decodings_text_by_its_bits(
+def test_speculation_in_bfloat16_writes_exactly_plain_decodings_text(
     method: str, kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Plain decoding has each sound to itself."""
+    """Plain decoding runs each sound alone."""
     folders = [tmp_path_factory.mktemp(name) for name in ("target", "draft")]
     for model, folder in zip((made(), made(1, "smaller")), folders, strict=True):
         copy.deepcopy(model).bfloat16().save_pretrained(folder)
@@ -178,7 +178,7 @@ def made_traits() -> Any:
     return llm_with("none").target.traits
 
 
-def test_an_equal_draft_is_always_right_and_hears_the_sound_itself() -> None:
+def test_a_draft_equal_to_the_target_is_always_right_and_encodes_the_sound_itself() -> None:
     for settings in ({}, {"temperature": 1.0}):
         llm = LLM(made(), made(), speculative_tokens=3, seed=1)
         llm.generate(sounds(6), params(**settings))
@@ -188,8 +188,8 @@ def test_an_equal_draft_is_always_right_and_hears_the_sound_itself() -> None:
     assert (other.engine.stats.conditional_acceptance or 0) < 0.6
 
 
-def test_the_texts_of_a_sound_and_equal_sounds_share_it_and_others_do_not() -> None:
-    """Two requests for different sounds run side by side, and hear what each hears alone."""
+def test_requests_with_equal_sounds_share_the_encoding_and_others_do_not() -> None:
+    """Two requests with different sounds run at the same time, and write what each writes alone."""
     llm = llm_with("none")
     first, other = sounds(2, seed=9)
     alone = [token_ids(llm_with("none").generate(prompt, params()))[0] for prompt in (first, other)]
@@ -237,7 +237,7 @@ def test_a_checkpoint_in_a_directory_is_served_by_asyncllm_too(tmp_path: Path) -
     assert token_ids(asyncio.run(ask())) == expected
 
 
-def test_timestamps_are_said_not_to_be_honoured(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_says_that_timestamps_are_not_honoured(caplog: pytest.LogCaptureFixture) -> None:
     model = random_model(WHISPER.config())
     model.generation_config.return_timestamps = True
     LLM(model, method="none")
@@ -272,13 +272,13 @@ def test_refusals_are_one_line() -> None:
             LLM(made(), draft)
 
 
-def test_a_draft_without_an_encoder_knows_the_text_alone() -> None:
+def test_a_draft_without_an_encoder_reads_only_the_text() -> None:
     llm = LLM(made(), random_model(SPECIES["llama"].config()), speculative_tokens=4)
     assert token_ids(llm.generate(sounds(8, seed=4), params())) == plain_texts("greedy")
     assert llm.engine.stats.num_draft_tokens > 0
 
 
-def test_an_open_language_is_asked_for() -> None:
+def test_a_language_that_is_not_set_must_be_given() -> None:
     llm, (prompt,) = LLM(with_settings(random_model(WHISPER.config())), method="none"), sounds(1)
     with pytest.raises(ForedraftError, match="does not specify the language: give decoder_prompt_token_ids"):
         llm.generate(prompt, params())

@@ -1,4 +1,4 @@
-"""A configuration's name, and what it becomes over an LLM's models."""
+"""The names of configurations, and the LLMs that they become."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def llm() -> LLM:
 
 
 @given(DRAFTING | st.builds(Configuration.plain, st.integers(1, 64)))
-def test_a_name_is_what_is_parsed(configuration: Configuration) -> None:
+def test_names_can_be_parsed(configuration: Configuration) -> None:
     assert Configuration.parse(configuration.name) == configuration
 
 
-def test_a_batch_size_for_all_holds_where_none_is_given() -> None:
+def test_a_common_batch_size_is_the_default() -> None:
     assert Configuration.parse("suffix:4", 8) == Configuration("suffix", 4, 8)
     assert Configuration.parse("suffix:4@2", 8) == Configuration("suffix", 4, 2)
     assert Configuration.parse("plain", 8) == Configuration.plain(8)
 
 
 @pytest.mark.parametrize("text", ["", ":4", "suffix:", "suffix:4@", "suffix@many", "@4", "plain:4"])
-def test_what_is_no_configuration_is_refused(text: str) -> None:
+def test_invalid_configurations_are_refused(text: str) -> None:
     with pytest.raises(ForedraftError, match="configuration"):
         Configuration.parse(text)
 
 
-def test_a_batch_holds_a_prompt() -> None:
+def test_a_batch_size_is_at_least_1() -> None:
     with pytest.raises(ForedraftError, match="batch_size must be at least 1"):
         Configuration.parse("suffix:4@0")
 
 
-def test_contenders_share_the_models_and_leave_nothing_open(llm: LLM) -> None:
+def test_contenders_share_the_models_and_have_engines_and_numbers_of_their_own(llm: LLM) -> None:
     contenders = contenders_for(llm, [*default_configurations(), Configuration("suffix"), Configuration("ngram", 2)])
     own = f"{llm.method}:{llm.speculative_tokens}"
     assert [contender.name for contender in contenders] == ["plain", own, f"suffix:{llm.speculative_tokens}", "ngram:2"]
@@ -69,7 +69,9 @@ def test_a_drafter_may_be_an_object(llm: LLM) -> None:
         ([Configuration.plain(), Configuration("suffix", 2), Configuration("suffix", 2)], "suffix:2 is given 2 times"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(llm: LLM, configurations: list[Configuration], words: str) -> None:
+def test_configurations_that_cannot_run_are_refused_by_name(
+    llm: LLM, configurations: list[Configuration], words: str
+) -> None:
     with pytest.raises(ForedraftError, match=words):
         contenders_for(llm, configurations)
 

@@ -1,4 +1,4 @@
-"""Drafters that fail during a benchmark: the texts are right, and the report says that drafts are missing."""
+"""If a drafter fails during a benchmark, the texts are right and the report says that drafts are missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foredraft.bench.report import as_dict, facts, markdown
 
 
 class Broken:
-    """Fails at its second draft."""
+    """A drafter that fails at its second draft."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -21,10 +21,10 @@ class Broken:
         return Proposal.certain([[3] * request.max_len for request in requests])
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is no state to drop."""
 
 
-def test_a_line_for_each_drafter_that_failed() -> None:
+def test_each_failed_drafter_gives_a_line() -> None:
     fallbacks = {("ngram", "failed"): 2, ("ngram", "does_not_pay"): 9, ("suffix", "memory_short"): 1}
     (line,) = failure_warnings(fallbacks, "ngram:4")
     assert line.startswith("ngram:4: drafter ngram failed (2×)")
@@ -32,7 +32,7 @@ def test_a_line_for_each_drafter_that_failed() -> None:
     assert failure_warnings({("suffix", "failed"): 1})[0].startswith("drafter suffix failed (1×)")
 
 
-def test_a_drafter_that_fails_is_reported_beside_the_figures() -> None:
+def test_a_failed_drafter_is_reported_beside_the_figures() -> None:
     configurations = [Configuration.plain(), Configuration(Broken(), 2)]
     params = SamplingParams(max_tokens=6, temperature=0.0)
     result = run_bench(LLM(num_threads=1), configurations, Workload.of(["def f():"]), params)
@@ -43,7 +43,7 @@ def test_a_drafter_that_fails_is_reported_beside_the_figures() -> None:
     assert f"warning: {warning}" in markdown(result)
 
 
-def test_nothing_is_said_where_no_drafter_failed() -> None:
+def test_without_failures_nothing_is_reported() -> None:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     result = run_bench(LLM(num_threads=1), None, Workload.of(["def f():"]), params)
     assert as_dict(result)["warnings"] == []

@@ -1,4 +1,4 @@
-"""Figures are ratios of sums: of known counts, and of runs put together in any way."""
+"""Figures are ratios of sums, for known counts and for runs combined in any way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foredraft.engine.stats import SpeculationStats
 
 
 def stats_of(*rounds: tuple[int, int]) -> SpeculationStats:
-    """rounds: drafted and accepted tokens of each."""
+    """The stats of some steps. rounds: (drafted, accepted) tokens of each step."""
     stats = SpeculationStats()
     for drafted, accepted in rounds:
         stats.record(num_drafted=drafted, num_accepted=accepted, num_kept=accepted + 1)
@@ -27,7 +27,7 @@ def stats_of(*rounds: tuple[int, int]) -> SpeculationStats:
 
 
 def turn_of(rounds: list[tuple[int, int]], *, first: float = 0.5, gap: float = 0.25) -> Turn:
-    """One delivery for each round, `gap` seconds apart."""
+    """A turn with one delivery for each step, `gap` seconds apart."""
     stats = stats_of(*rounds)
     return Turn(
         prompt_len=3,
@@ -79,7 +79,7 @@ def test_a_ratio_is_of_the_sums_not_a_mean_of_ratios() -> None:
     assert figures.stats.draft_acceptance_rate == pytest.approx(4 / 40)
 
 
-def test_repeats_are_answers_but_no_new_questions() -> None:
+def test_repeats_count_as_answers_but_not_as_questions() -> None:
     runs = [run_of(turn_of([(0, 0)] * 3), repeat=repeat) for repeat in range(4)]
     figures = Figures.of(runs)
     assert (figures.num_questions, figures.num_answers) == (1, 4)
@@ -94,14 +94,14 @@ def test_plain_decoding_has_no_acceptance_and_one_token_a_pass() -> None:
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 8), min_size=1, max_size=20))
-def test_with_one_draft_length_the_formula_is_the_papers(gamma: int, accepted: list[int]) -> None:
+def test_with_one_draft_length_tau_is_the_papers_formula(gamma: int, accepted: list[int]) -> None:
     stats = stats_of(*((gamma, min(num, gamma)) for num in accepted))
     alpha = stats.conditional_acceptance
     assert alpha is not None
     assert formula_acceptance_length(stats) == pytest.approx(expected_length(alpha, gamma))
 
 
-def test_the_formula_follows_drafts_of_several_lengths() -> None:
+def test_with_several_draft_lengths_the_formula_averages_them() -> None:
     stats = stats_of((1, 1), (3, 1))
     alpha = 2 / 3
     expected = (expected_length(alpha, 1) + expected_length(alpha, 3)) / 2
@@ -112,7 +112,9 @@ def test_the_formula_follows_drafts_of_several_lengths() -> None:
     ("ours", "theirs", "position"),
     [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([4, 5], [4], 1), ([1], [2], 0)],
 )
-def test_first_difference(ours: list[int], theirs: list[int], position: int | None) -> None:
+def test_first_difference_is_the_first_differing_position(
+    ours: list[int], theirs: list[int], position: int | None
+) -> None:
     assert first_difference(ours, theirs) == position
 
 
@@ -128,7 +130,7 @@ def test_repeated_tokens_are_those_of_grams_that_come_again(ids: list[int]) -> N
 @pytest.mark.parametrize(
     ("alpha", "gamma", "length"), [(0.0, 4, 1.0), (1.0, 4, 5.0), (0.5, 1, 1.5), (0.8, 4, 3.3616), (0.9, 0, 1.0)]
 )
-def test_expected_length(alpha: float, gamma: int, length: float) -> None:
+def test_expected_length_follows_the_formula(alpha: float, gamma: int, length: float) -> None:
     assert expected_length(alpha, gamma) == pytest.approx(length)
 
 

@@ -1,4 +1,4 @@
-"""The report: every file, and the same numbers in all of them."""
+"""The report: all its files, which have the same numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(workload: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A run of the command on the embedded pair, and its report."""
+    """The result of the command on the embedded pair, and its report."""
     directory = tmp_path_factory.mktemp("report") / "new" / "one"
     configs = [argument for name in NAMES for argument in ("--config", name)]
     result = run(
@@ -71,7 +71,7 @@ def turns(runs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (turn for run in runs for answer in run["answers"] for turn in answer["turns"])
 
 
-def test_every_file_is_there_and_is_what_its_name_says(outcome: tuple[Any, Path]) -> None:
+def test_every_file_exists_and_has_the_right_format(outcome: tuple[Any, Path]) -> None:
     directory = outcome[1]
     assert files_of(directory) == FILES
     for name in PLOTS:
@@ -82,13 +82,13 @@ def test_every_file_is_there_and_is_what_its_name_says(outcome: tuple[Any, Path]
             assert ElementTree.fromstring(raw).tag.endswith("svg")
 
 
-def test_standard_output_is_the_json_and_nothing_else(outcome: tuple[Any, Path], results: dict[str, Any]) -> None:
+def test_standard_output_only_has_the_json(outcome: tuple[Any, Path], results: dict[str, Any]) -> None:
     result, directory = outcome
     assert json.loads(result.stdout) == results
     assert str(directory) in result.stderr
 
 
-def test_it_says_what_was_measured(results: dict[str, Any]) -> None:
+def test_the_report_says_what_was_measured(results: dict[str, Any]) -> None:
     assert (results["schema"], results["version"]) == ("foredraft.bench", 1)
     assert [one["name"] for one in results["configurations"]] == NAMES
     assert results["settings"]["sampling"] | {"temperature": 0.0, "max_tokens": 10} == results["settings"]["sampling"]
@@ -109,14 +109,14 @@ def test_counts_are_the_sums_of_the_runs(results: dict[str, Any], runs: list[dic
             assert found["inter_token_latency"]["num"] == sum(len(turn["gaps"]) for turn in turns(own))
 
 
-def test_the_whole_is_the_sum_of_its_categories(results: dict[str, Any]) -> None:
+def test_totals_are_the_sums_of_the_categories(results: dict[str, Any]) -> None:
     for one in results["configurations"]:
         parts = one["categories"].values()
         for name in ("num_questions", "num_answers", "num_tokens", "num_repeated_8gram_tokens", "seconds"):
             assert one["overall"][name] == pytest.approx(sum(part[name] for part in parts))
 
 
-def test_texts_are_the_baselines(results: dict[str, Any]) -> None:
+def test_texts_are_those_of_the_baseline(results: dict[str, Any]) -> None:
     assert results["settings"]["texts_must_agree"] is True
     assert results["settings"]["turns"] == "steps"
     for one in results["configurations"]:
@@ -164,7 +164,7 @@ def test_the_table_goes_to_standard_output(tmp_path: Path, monkeypatch: pytest.M
     assert files_of(directory) == FILES
 
 
-def test_a_lone_configuration_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+def test_a_single_configuration_is_not_compared(tmp_path: Path) -> None:
     result = run("--config", "plain", "--num-prompts", "1", "--max-tokens", "4", "--repeats", "1", "--output", tmp_path)
     assert result.exit_code == 0, result.stderr
     assert files_of(tmp_path) == {"report.md", "results.json", "runs.jsonl", "latency.svg", "latency.png"}
@@ -178,7 +178,7 @@ def test_lines_of_a_text_file_are_prompts(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["settings"]["num_questions"] == 2
 
 
-def test_a_broken_promise_is_spelt_out() -> None:
+def test_a_differing_text_is_reported() -> None:
     llm = LLM(num_threads=1)
     params = SamplingParams(max_tokens=6, temperature=0.0)
     found = run_bench(llm, [Configuration.plain(), Configuration("suffix", 2)], Workload.of(["def f():"]), params)
@@ -216,7 +216,7 @@ def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         (["--temperature", "-1"], "temperature"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(args: list[str], word: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_in_one_line(args: list[str], word: str, tmp_path: Path) -> None:
     result = run(*args, "--output", tmp_path / "out")
     assert result.exit_code == 2
     assert result.stdout == ""

@@ -1,4 +1,4 @@
-"""What a result says of runs that are made up."""
+"""Results computed from simulated runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def a_run(name: str, group: int, repeat: int, seconds: float, num_tokens: int = 
 
 
 def result_of(plain: Sequence[Sequence[float]], drafted: Sequence[Sequence[float]]) -> BenchResult:
-    """Seconds by group and repeat."""
+    """A result with these times, in seconds by group and repeat."""
     environment: Any = None
     runs = [
         a_run(configuration.name, group, repeat, seconds)
@@ -33,15 +33,15 @@ def result_of(plain: Sequence[Sequence[float]], drafted: Sequence[Sequence[float
     return BenchResult(CONFIGURATIONS, workload, SamplingParams(), False, True, environment, tuple(runs))
 
 
-def test_without_repeats_the_typical_speedup_is_the_speedup() -> None:
+def test_without_repeats_the_typical_speedup_equals_the_speedup() -> None:
     result = result_of([[1.0], [2.0], [4.0]], [[0.5], [2.0], [1.0]])
     found = result.typical_speedup("suffix:4", "plain")
     assert found.value == pytest.approx(result.compare("suffix:4").speedup.value) == 2.0
     assert found.interval == result.compare("suffix:4").speedup.interval
 
 
-def test_what_the_machine_did_once_does_not_count() -> None:
-    """Neither a repeat in which all were slow, nor one run of one configuration."""
+def test_single_disturbances_of_the_machine_do_not_count() -> None:
+    """Neither a repeat in which everything was slow, nor one slow run of one configuration."""
     quiet = result_of([[1.0] * 3, [2.0] * 3], [[0.5] * 3, [1.0] * 3])
     noisy = result_of([[1.0, 9.0, 1.0], [2.0, 2.0, 2.0]], [[0.5, 4.5, 0.5], [1.0, 1.0, 50.0]])
     expected = quiet.typical_speedup("suffix:4", "plain")

@@ -1,4 +1,4 @@
-"""Who runs what, in which order, and that nothing but the clock depends on it. Nothing here is timed."""
+"""Which configuration runs what in which order, and that only times depend on it. Nothing here is timed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def result(llm: LLM) -> BenchResult:
-    """Two passes over three prompts under three configurations."""
+    """The result of two repeats of three prompts with three configurations."""
     return run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), GREEDY, repeats=2)
 
 
@@ -64,7 +64,7 @@ def test_every_configuration_runs_a_group_before_the_next_begins(result: BenchRe
 
 
 @given(st.integers(1, 6))
-def test_everyone_begins_as_often_and_follows_everyone(num: int) -> None:
+def test_every_configuration_is_first_equally_often_and_follows_every_other(num: int) -> None:
     contenders: list[Any] = list(range(num))
     orders = [in_order(contenders, row) for row in range(2 * num)]
     assert all(sorted(order) == contenders for order in orders)
@@ -75,7 +75,7 @@ def test_everyone_begins_as_often_and_follows_everyone(num: int) -> None:
 
 
 class Places:
-    """An observer of several engines: who wrote, and how far each had come."""
+    """Observes several engines: which one wrote, and how far each had come."""
 
     def __init__(self, llms: list[LLM]) -> None:
         self.written = [0] * len(llms)
@@ -104,13 +104,13 @@ def run_together(llm: LLM) -> tuple[Places, list[GroupRun]]:
     return places, run_group(contenders, questions, params, 0, 0, together=together)
 
 
-def test_configurations_are_at_the_same_place_of_a_text_at_the_same_time(llm: LLM) -> None:
+def test_configurations_write_the_same_part_of_a_text_at_the_same_time(llm: LLM) -> None:
     places, runs = run_together(llm)
     assert [run.configuration for run in runs] == ["plain", "draft_model:3", "suffix:4"]
     assert max(places.apart) <= 5, "no further than a draft of four and a bonus token"
 
 
-def test_where_the_memory_does_not_hold_them_all_one_runs_after_the_other(llm: LLM) -> None:
+def test_without_memory_for_all_configurations_run_one_after_the_other(llm: LLM) -> None:
     small = LLM(num_threads=1, cache_memory=2 * 2**20)
     places, runs = run_together(small)
     assert [number for number, _ in groupby(places.order)] == [0, 1, 2]
@@ -120,7 +120,7 @@ def test_where_the_memory_does_not_hold_them_all_one_runs_after_the_other(llm: L
     ]
 
 
-def test_a_stopwatch_runs_in_its_own_turns_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopwatch_only_runs_in_its_own_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 11.0, 13.0, 20.0, 24.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     stopwatch = Stopwatch()
@@ -133,19 +133,19 @@ def test_a_stopwatch_runs_in_its_own_turns_only(monkeypatch: pytest.MonkeyPatch)
     assert stopwatch.seconds() == 7.0
 
 
-def test_times_and_counts_of_a_turn_belong_together(result: BenchResult) -> None:
+def test_times_and_counts_of_a_turn_are_consistent(result: BenchResult) -> None:
     for run in result.runs:
         for answer in run.answers:
             for turn in answer.turns:
                 assert turn.seconds == pytest.approx(turn.time_to_first_token + sum(turn.gaps))
-                # a delivery is a verified row
+                # there is a delivery for each step
                 assert len(turn.gaps) + 1 == turn.stats.num_steps
                 assert len(turn.token_ids) == turn.stats.num_emitted_tokens
         assert run.seconds == pytest.approx(sum(answer.seconds for answer in run.answers))
 
 
-def test_counts_are_the_sums_of_the_requests_own(llm: LLM, result: BenchResult) -> None:
-    """But for drafters that learn from request to request: those drafted otherwise in another order."""
+def test_counts_are_the_sums_over_the_requests(llm: LLM, result: BenchResult) -> None:
+    """Except for drafters that learn across requests, whose drafts depend on the order."""
     for configuration in CONFIGURATIONS[:2]:
         own = llm.with_drafter(configuration.method, configuration.speculative_tokens)  # type: ignore[arg-type]
         outputs = [own.generate([prompt], GREEDY)[0] for prompt in PROMPTS]
@@ -154,7 +154,7 @@ def test_counts_are_the_sums_of_the_requests_own(llm: LLM, result: BenchResult) 
         assert result.figures(configuration.name).stats == expected + expected
 
 
-def test_only_drafters_draft(result: BenchResult) -> None:
+def test_only_configurations_with_a_drafter_draft(result: BenchResult) -> None:
     drafted = {name: result.figures(name).stats.num_draft_tokens for name in result.names}
     assert drafted["plain"] == 0
     assert min(drafted["draft_model:3"], drafted["suffix:4"]) > 0
@@ -179,7 +179,7 @@ def test_no_run_finds_its_prompt_in_a_cache(llm: LLM, monkeypatch: pytest.Monkey
     assert held == [0] * len(CONFIGURATIONS) * 3
 
 
-def test_a_later_turn_sees_the_answers_before_it(llm: LLM) -> None:
+def test_a_later_turn_sees_the_previous_answers(llm: LLM) -> None:
     assert llm.tokenizer is not None
     found = run_bench(llm, CONFIGURATIONS, TALK, GREEDY, repeats=1)
     questions = {question.question_id: question for question in TALK.questions}
@@ -194,7 +194,7 @@ def test_a_later_turn_sees_the_answers_before_it(llm: LLM) -> None:
     assert all(found.compare(name).identity.share == 1.0 for name in found.names)  # type: ignore[union-attr]
 
 
-def test_turns_go_through_the_chat_template_where_there_is_one() -> None:
+def test_turns_use_the_chat_template_if_there_is_one() -> None:
     llm = LLM(num_threads=1)
     assert llm.tokenizer is not None
     llm.tokenizer.chat_template = TEMPLATE
@@ -228,7 +228,7 @@ def test_seeded_texts_agree_and_unseeded_ones_are_not_compared(llm: LLM) -> None
     assert [found.compare(name).identity for name in found.names] == [None, None, None]
 
 
-def test_a_text_that_differs_is_found(llm: LLM) -> None:
+def test_a_differing_text_is_found(llm: LLM) -> None:
     found = run_bench(llm, CONFIGURATIONS[:2], Workload.of(PROMPTS[:1]), GREEDY, repeats=1)
     (run,) = found.runs_of("draft_model:3")
     turn = run.answers[0].turns[0]
@@ -241,7 +241,7 @@ def test_a_text_that_differs_is_found(llm: LLM) -> None:
     assert identity.first_difference.ours == turn.token_ids[5]
 
 
-def test_a_spent_budget_still_asks_one_group_of_two_configurations(llm: LLM) -> None:
+def test_with_a_spent_budget_one_group_still_runs_with_two_configurations(llm: LLM) -> None:
     found = run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), GREEDY, budget=0.001)
     assert [run.group for run in found.runs] == [0, 0]
     assert {run.configuration for run in found.runs} == set(found.names) == {one.name for one in CONFIGURATIONS[:2]}
@@ -251,8 +251,8 @@ def test_a_spent_budget_still_asks_one_group_of_two_configurations(llm: LLM) -> 
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_on_a_slow_machine_a_budget_is_held_by_cutting(llm: LLM, batch_size: int) -> None:
-    """Every look at the clock is ten seconds later."""
+def test_on_a_slow_machine_work_is_cut_to_keep_the_budget(llm: LLM, batch_size: int) -> None:
+    """Each reading of the clock is ten seconds later."""
     looks = count()
     configurations = [Configuration.plain(batch_size), *(Configuration("suffix", g, batch_size) for g in (1, 2, 3, 4))]
     params = SamplingParams(max_tokens=64, temperature=0.0)
@@ -263,15 +263,15 @@ def test_on_a_slow_machine_a_budget_is_held_by_cutting(llm: LLM, batch_size: int
     assert all(one.name in found.cut[0] for one in configurations if one.name not in found.names)
 
 
-def test_nothing_is_cut_where_the_budget_suffices(llm: LLM) -> None:
+def test_with_a_sufficient_budget_nothing_is_cut(llm: LLM) -> None:
     found = run_bench(llm, CONFIGURATIONS, Workload.of(PROMPTS), GREEDY, budget=600.0, repeats=1)
     assert found.names == [one.name for one in CONFIGURATIONS]
     assert found.cut == ()
     assert found.params.max_tokens == GREEDY.max_tokens
 
 
-def test_a_round_that_comes_too_late_is_left_out(llm: LLM) -> None:
-    """The second round finds the machine busy: all that it ran is thrown away, and the first one counts."""
+def test_a_round_that_ends_too_late_is_discarded(llm: LLM) -> None:
+    """The machine is busy in the second round: its runs are discarded, and only the first round counts."""
     rounds, seconds = 0, 0.0
 
     def show(_: float) -> None:
@@ -287,12 +287,12 @@ def test_a_round_that_comes_too_late_is_left_out(llm: LLM) -> None:
     assert llm.engine.pool.used == 0
 
 
-def test_a_budget_is_spent_on_repeats_up_to_as_many_as_are_wanted(llm: LLM) -> None:
+def test_a_budget_is_spent_on_repeats_up_to_their_maximum(llm: LLM) -> None:
     found = run_bench(llm, CONFIGURATIONS[:1], Workload.of(PROMPTS[:1]), GREEDY, budget=600.0, repeats=4)
     assert [run.repeat for run in found.runs] == [0, 1, 2, 3]
 
 
-def test_progress_goes_from_nothing_to_all(llm: LLM) -> None:
+def test_progress_goes_from_0_to_1(llm: LLM) -> None:
     shares: list[float] = []
     run_bench(llm, CONFIGURATIONS[:1], Workload.of(PROMPTS), GREEDY, repeats=2, progress=shares.append)
     assert shares == sorted(shares)
@@ -300,7 +300,7 @@ def test_progress_goes_from_nothing_to_all(llm: LLM) -> None:
     assert shares[-1] == 1.0
 
 
-def test_the_defaults_are_plain_decoding_and_the_llm_as_it_is(llm: LLM) -> None:
+def test_the_default_configurations_are_plain_decoding_and_the_llm_itself(llm: LLM) -> None:
     found = run_bench(llm, workload=Workload.of(PROMPTS[:1]), params=GREEDY)
     assert found.names == ["plain", f"{llm.method}:{llm.speculative_tokens}"]
     assert len(found.runs) == 2
@@ -318,7 +318,7 @@ def test_the_defaults_are_plain_decoding_and_the_llm_as_it_is(llm: LLM) -> None:
         ({"workload": Workload.of(["x " * 3000])}, "question 1: the prompt has"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_runs(
+def test_impossible_measurements_are_refused_before_anything_runs(
     llm: LLM, settings: dict[str, Any], words: str
 ) -> None:
     steps = llm.engine.stats.num_steps
@@ -327,14 +327,14 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(
     assert llm.engine.stats.num_steps == steps
 
 
-def test_what_was_not_measured_is_refused_by_name(result: BenchResult) -> None:
+def test_unmeasured_configurations_are_refused_by_name(result: BenchResult) -> None:
     with pytest.raises(ForedraftError, match="'ngram:3' was not measured: choose from plain, "):
         result.figures("ngram:3")
     with pytest.raises(ForedraftError, match="category 'math' was not measured: choose from prompts"):
         result.compare("plain", "math")
 
 
-def test_a_request_that_fails_ends_it_and_leaves_nothing(llm: LLM) -> None:
+def test_a_failed_request_ends_the_benchmark_and_leaves_nothing(llm: LLM) -> None:
     def fail(prefix: list[int], logits: torch.Tensor) -> torch.Tensor:
         raise KeyError("oops")
 

@@ -1,4 +1,4 @@
-"""The intervals cover what they promise, on data whose truth is known."""
+"""The intervals have the promised coverage, on data with a known truth."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def samples(tokens: np.ndarray, seconds: np.ndarray) -> Samples:
 def test_the_ratios_interval_covers_the_truth_about_19_times_in_20() -> None:
     """True speedup 1.5, prompts of different length and speed, noise on both sides. 300 trials of 30 prompts.
 
-    The percentile bootstrap covers a little less than 95 % at this size; 93 % is usual. Of 300 trials with coverage 93 %,
-    fewer than 262 hit with odds of 1 in 10,000. All 300 hit with odds below 1 in a million. The seed is fixed besides.
+    The percentile bootstrap covers a little less than 95 % at this size, usually 93 %. Of 300 trials with a coverage of 93 %, fewer
+    than 262 hit with a probability of 1 in 10,000, and all 300 hit with one below 1 in a million. The seed is fixed, too.
     """
     rng = np.random.default_rng(1)
     hits = 0
@@ -36,14 +36,14 @@ def test_the_ratios_interval_covers_the_truth_about_19_times_in_20() -> None:
 
 
 def test_the_medians_interval_covers_the_truth() -> None:
-    """Log-normal ratios about a median of 0.9; 300 trials of 25 prompts, as above."""
+    """Log-normal ratios with a median of 0.9; 300 trials of 25 prompts, as above."""
     rng = np.random.default_rng(2)
     intervals = [median_with_interval(0.9 * np.exp(rng.normal(0, 0.2, size=25))).interval for _ in range(300)]
     assert 262 <= sum(found is not None and found.low <= 0.9 <= found.high for found in intervals) < 300
 
 
-def test_pairing_takes_out_what_prompts_share() -> None:
-    """Prompts that differ a hundredfold in speed, and a ratio that does not differ at all."""
+def test_pairing_removes_differences_between_prompts() -> None:
+    """Prompts whose speed differs a hundredfold, with a constant ratio."""
     tokens = np.full(20, 100)
     seconds = np.geomspace(0.1, 10, 20)
     found = ratio_of_rates(samples(tokens, seconds / 1.25), samples(tokens, seconds))
@@ -84,15 +84,15 @@ def test_the_same_data_give_the_same_interval() -> None:
     assert median_with_interval(ratios) == median_with_interval(ratios)
 
 
-def test_percentiles() -> None:
+def test_percentiles_of_known_values_are_right() -> None:
     found = Percentiles.of([float(i) for i in range(101)])
     assert found is not None
     assert (found.p50, found.p95, found.num) == (50.0, 95.0, 101)
     assert Percentiles.of([]) is None
 
 
-def test_strata_take_out_how_kinds_are_mixed() -> None:
-    """Two kinds, within each of which nothing differs: in the same mix the ratio is certain."""
+def test_strata_remove_differences_between_kinds() -> None:
+    """Two kinds without differences inside each: if drawn in the same mix, the ratio is certain."""
     tokens, theirs = np.full(8, 100), np.ones(8)
     ours = np.repeat([1.0, 0.5], 4)
     kinds = ["story"] * 4 + ["code"] * 4
@@ -106,8 +106,8 @@ def test_strata_take_out_how_kinds_are_mixed() -> None:
 
 
 @given(Pairs, st.data())
-def test_no_kind_of_one_is_taken_for_certain(pairs: list[tuple[int, float]], data: st.DataObject) -> None:
-    """Every sample is left out of some draw."""
+def test_kinds_with_one_sample_are_not_considered_certain(pairs: list[tuple[int, float]], data: st.DataObject) -> None:
+    """Every sample is missing from some draw."""
     kinds = data.draw(st.lists(st.sampled_from("abc"), min_size=len(pairs), max_size=len(pairs)))
     seen: list[np.ndarray] = []
 

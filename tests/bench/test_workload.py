@@ -1,4 +1,4 @@
-"""What a workload's file may hold, what is refused, and which questions run together."""
+"""What a workload file may contain, what is refused, and which questions run together."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def line(question: Question) -> str:
 
 
 @given(workloads())
-def test_what_is_written_is_read(workload: Workload) -> None:
+def test_a_written_workload_is_read(workload: Workload) -> None:
     assert Workload.parse("\n".join(map(line, workload.questions)) + "\n", "file.jsonl") == workload
 
 
 @given(workloads(), st.integers(1, 5))
-def test_groups_hold_every_question_once_and_are_full_but_for_the_last(workload: Workload, size: int) -> None:
+def test_groups_have_every_question_once_and_only_the_last_is_not_full(workload: Workload, size: int) -> None:
     groups = workload.groups(size)
     ids = [question.question_id for group in groups for question in group]
     assert sorted(ids) == sorted(question.question_id for question in workload.questions)
@@ -49,7 +49,7 @@ def test_groups_hold_every_question_once_and_are_full_but_for_the_last(workload:
 
 
 @given(workloads(), st.integers(1, 5))
-def test_groups_are_of_one_category_as_far_as_it_goes(workload: Workload, size: int) -> None:
+def test_groups_have_one_category_as_far_as_possible(workload: Workload, size: int) -> None:
     groups = workload.groups(size)
     for category in workload.categories:
         num_questions = sum(question.category == category for question in workload.questions)
@@ -59,7 +59,7 @@ def test_groups_are_of_one_category_as_far_as_it_goes(workload: Workload, size: 
         assert len(groups) == 1
 
 
-def test_a_question_alone_runs_with_its_category_and_the_categories_take_turns() -> None:
+def test_the_categories_of_groups_alternate() -> None:
     questions = [Question(str(i), category, ("a",)) for i, category in enumerate(["x", "x", "x", "y", "z", "z"])]
     workload = Workload("w", tuple(questions))
     assert [category_of(group) for group in workload.groups(1)] == ["x", "y", "z", "x", "z", "x"]
@@ -67,14 +67,14 @@ def test_a_question_alone_runs_with_its_category_and_the_categories_take_turns()
 
 
 @given(workloads(), st.integers(1, 10))
-def test_the_first_few_are_of_as_many_kinds_as_can_be(workload: Workload, count: int) -> None:
+def test_the_first_questions_are_of_as_many_categories_as_possible(workload: Workload, count: int) -> None:
     few = workload.first(count)
     assert len(few.questions) == min(count, len(workload.questions))
     assert set(few.questions) <= set(workload.questions)
     assert len(few.categories) == min(count, len(workload.categories))
 
 
-def test_ids_and_categories_may_be_left_out() -> None:
+def test_ids_and_categories_are_optional() -> None:
     workload = Workload.parse('{"prompt": "a"}\n\n{"turns": ["b", "c"], "reference": ["x"]}\n', "w")
     assert workload.questions == (Question("1", "prompts", ("a",)), Question("3", "prompts", ("b", "c"), is_chat=True))
 
@@ -96,12 +96,12 @@ def test_ids_and_categories_may_be_left_out() -> None:
         ('{"prompt": "a", "question_id": 1}\n{"prompt": "b", "question_id": "1"}', "question_id 1 occurs twice"),
     ],
 )
-def test_what_is_no_workload_is_refused(text: str, words: str) -> None:
+def test_invalid_workloads_are_refused(text: str, words: str) -> None:
     with pytest.raises(ForedraftError, match=words):
         Workload.parse(text, "w")
 
 
-def test_no_questions_cannot_be_chosen() -> None:
+def test_choosing_no_questions_is_refused() -> None:
     with pytest.raises(ForedraftError, match="at least 1"):
         built_in_workload().first(0)
 
@@ -120,7 +120,7 @@ def test_mt_bench_is_read() -> None:
     assert all(len(question.turns) == 2 for question in workload.questions)
 
 
-def test_encoder_decoders_have_sources_of_their_own() -> None:
+def test_encoder_decoders_have_their_own_sources() -> None:
     workload = built_in_workload(of_sources=True)
     assert workload.categories == ["translation", "summarisation"]
     assert not {q.question_id for q in workload.questions} & {q.question_id for q in built_in_workload().questions}

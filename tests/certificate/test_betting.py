@@ -1,4 +1,4 @@
-"""The laws of a test by betting: fair under the claim, exactly; and able to find the faults that it states."""
+"""Tests by betting: bets are exactly fair if the claim is true, and find faults of the stated size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from foredraft.sampling import Sampler, SamplingParams, TokenProbs
 
 @st.composite
 def laws(draw: st.DrawFn, count: int = 2) -> list[Tensor]:
-    """Laws over a few ids, some of which are impossible."""
+    """Distributions over a few ids, some of which have probability 0."""
     size = draw(st.integers(2, 6))
     rows = []
     for _ in range(count):
@@ -48,7 +48,7 @@ def laws(draw: st.DrawFn, count: int = 2) -> list[Tensor]:
 
 
 def outcomes(p: Tensor, q: Tensor, before: float = 0.7) -> dict[str, tuple[Tensor, Tensor]]:
-    """Bet -> (g of every possible token, its probability), for the bets of texts. before: Tokens.cdf of the token before."""
+    """By bet on a text: (g of every possible token, its probability). before: Tokens.cdf of the token before."""
     tokens = p.nonzero()[:, 0]
     case = Tokens.of(TokenProbs(p.expand(len(tokens), -1)), tokens)
     past = torch.full((len(tokens),), before, dtype=torch.float64)
@@ -57,7 +57,7 @@ def outcomes(p: Tensor, q: Tensor, before: float = 0.7) -> dict[str, tuple[Tenso
 
 
 def of_first(p: Tensor, q: Tensor, tokens: Tensor) -> dict[str, BetResult]:
-    """The bets on steps that begin with these tokens, each behind the likeliest token."""
+    """The bets on steps that begin with these tokens, each after the likeliest token."""
     count = len(tokens)
     both = torch.stack([p.argmax().expand(count), tokens], dim=1).flatten()
     begins = torch.tensor([True, False]).repeat(count)
@@ -68,14 +68,14 @@ def of_first(p: Tensor, q: Tensor, tokens: Tensor) -> dict[str, BetResult]:
 
 @given(laws(), st.floats(-1, 1))
 def test_every_bet_on_a_text_is_fair(pair: list[Tensor], before: float) -> None:
-    """Whatever came before: so the bets on its noise are martingales too."""
+    """Whatever the token before was, so that the bets on the noise are martingales too."""
     p, q = pair
     for name, (g, odds) in outcomes(p, q, before).items():
         assert abs(float((g * odds).sum())) < 1e-12, name
 
 
-def test_bonus_tokens_are_paired_with_the_one_that_ended_the_step_before() -> None:
-    """Counted over all texts; a recovered or plain token between parts them, and so does the end of a text."""
+def test_bonus_tokens_are_paired_with_the_one_that_ended_the_previous_step() -> None:
+    """Positions count over all texts. A recovered or plain token in between, or the end of a text, prevents a pair."""
     plain, accepted, recovered, bonus = Origin
     sampler = Sampler(SamplingParams(temperature=1.0), [0], torch.Generator())
 
@@ -88,8 +88,8 @@ def test_bonus_tokens_are_paired_with_the_one_that_ended_the_step_before() -> No
 
 
 @given(laws(3))
-def test_the_expected_fortune_after_two_tokens_is_the_first_one(three: list[Tensor]) -> None:
-    """By enumeration: the second token's law depends on the first token, and so does what is bet on it."""
+def test_the_expected_fortune_after_two_tokens_is_the_initial_one(three: list[Tensor]) -> None:
+    """By enumeration: the second token's distribution depends on the first token, and so does the bet on it."""
     p, *seconds = three
     stakes = Bet("").stakes
     first = Tokens.of(TokenProbs(p.expand(len(p), -1)), torch.arange(len(p)))
@@ -115,7 +115,7 @@ def test_every_bet_on_a_draw_is_fair_and_keeps_its_bounds(pair: list[Tensor]) ->
 
 
 def test_the_score_of_another_temperature_is_its_derivative() -> None:
-    """Against the law that comes out, by enumeration, at two temperatures close to the right one."""
+    """Compared with the output distributions at two temperatures close to the right one, by enumeration."""
     p, q = P.flip(0), Q
 
     def out(power: float) -> Tensor:
@@ -132,7 +132,7 @@ def test_the_score_of_another_temperature_is_its_derivative() -> None:
 
 
 def test_the_summary_of_a_gross_fault_is_finite() -> None:
-    """It wins more than a float holds."""
+    """The fortune exceeds the largest float."""
     bets = Bets({"a": Bet("it is wrong")})
     bets.update("a", torch.full((5000,), 0.9, dtype=torch.float64))
     assert bets.log_evidence > 400
@@ -160,15 +160,15 @@ def test_bets_on_residuals_are_fair_and_keep_their_bounds(pair: list[Tensor], sc
 
 
 @given(laws())
-def test_the_expected_fortune_is_the_first_one_whatever_is_staked(pair: list[Tensor]) -> None:
-    """One token, every stake: the mean of what a unit becomes is a unit."""
+def test_the_expected_fortune_is_the_initial_one_for_every_stake(pair: list[Tensor]) -> None:
+    """For one token and every stake, the expected value of a unit is a unit."""
     for g, odds in outcomes(*pair).values():
         for stake in Bet("", max(1.0, float(g.max()))).stakes:
             assert float(((1 + stake * g) * odds).sum()) == pytest.approx(1.0)
 
 
 def played(p: Tensor, true: Tensor, q: Tensor, num_tokens: int, seed: int) -> Bets:
-    """Bets on tokens drawn from `true` where p was claimed."""
+    """Bets on tokens that are drawn from `true` while p is claimed."""
     tokens = torch.from_numpy(np.random.default_rng(seed).choice(len(p), num_tokens, p=true.numpy()))
     bets = Bets({"likeliest": Bet(""), "draft stands": Bet("")})
     for part in tokens.split(1000):
@@ -184,8 +184,8 @@ Q = torch.tensor([0.2, 0.2, 0.3, 0.2, 0.1], dtype=torch.float64)
 
 @pytest.mark.slow
 def test_false_alarms_are_as_rare_as_promised() -> None:
-    """In 1,000 tests of 2,000 tokens odds of 1/k come at most about every k-th time (Ville): to be wrong about that by the
-    margin allowed here has odds below 1e-6."""
+    """By Ville's inequality evidence of k occurs with a probability of at most 1/k. In 1,000 tests of 2,000 tokens the margin allowed here
+    is exceeded with a probability below 1e-6."""
     evidence = [played(P, P, Q, 2000, seed).log_evidence for seed in range(1000)]
     assert not any(log10 >= -math.log10(FALSE_ALARM) for log10 in evidence)
     assert sum(log10 >= 1.0 for log10 in evidence) <= 150
@@ -196,7 +196,7 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
     ("bet", "wrong"), [("draft stands", Q), ("likeliest", torch.eye(5, dtype=torch.float64)[0])], ids=str
 )
 def test_the_smallest_share_stated_is_found(bet: str, wrong: Tensor) -> None:
-    """With odds of 0.99: of 100 tests more than 9 may miss it with odds of 1e-6 only."""
+    """With a probability of 0.99, so that more than 9 of 100 tests miss it with a probability of only 1e-6."""
     share = played(P, P, Q, 10_000, 0).smallest_share(bet)
     assert share is not None
     assert 0 < share < 0.5
@@ -205,14 +205,14 @@ def test_the_smallest_share_stated_is_found(bet: str, wrong: Tensor) -> None:
     assert missed <= 9
 
 
-def test_fewer_tokens_find_less() -> None:
+def test_fewer_tokens_only_find_larger_faults() -> None:
     shares = [played(P, P, Q, n, 0).smallest_share("draft stands") for n in (1000, 4000, 16_000)]
     assert all(share is not None for share in shares[1:])
     known = [1.0 if share is None else share for share in shares]
     assert known == sorted(known, reverse=True)
 
 
-def test_a_token_of_probability_zero_ends_it() -> None:
+def test_a_token_of_probability_zero_rejects_at_once() -> None:
     bets = Bets({"likeliest": Bet("")})
     assert not bets.is_rejected
     bets.num_impossible = 1

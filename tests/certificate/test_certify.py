@@ -70,7 +70,8 @@ def test_every_drafter_passes_and_every_broken_verifier_is_rejected(method: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", OWN_DRAFT_METHODS)
 def test_no_check_fails_with_a_head(method: str) -> None:
-    """These heads are not trained, and the draft with mask tokens not to read them: what shows only where their drafts are accepted takes more than this budget to see."""
+    """These heads are not trained, nor is the draft to read mask tokens. Faults that show only in accepted drafts would need a larger
+    budget."""
     llm = LLM(
         method=method, **(head_settings(method) if method in ("peagle", "dflash", "pard") else fitted_settings(method))
     )
@@ -82,7 +83,7 @@ def test_no_check_fails_with_a_head(method: str) -> None:
 
 @pytest.mark.parametrize("method", all_methods(["eagle", "medusa", "eagle+suffix"]))
 def test_a_head_that_reports_q_of_features_one_off_is_rejected(method: str) -> None:
-    """And the head itself is not, on as many tokens. The heads are random: their q is nearly flat, and hardly shows in texts."""
+    """The head itself is not rejected on as many tokens. Random heads have a nearly flat q, which hardly affects texts."""
     llm = LLM(method=method, **head_settings(method.partition("+")[0]))
     setting = measured(setting_of(llm, SamplingParams(max_tokens=24, temperature=0.8), PROMPTS[:3], 200.0, 600))
     sampled = distribution_check(setting)
@@ -94,7 +95,7 @@ def test_a_head_that_reports_q_of_features_one_off_is_rejected(method: str) -> N
 
 
 @pytest.mark.slow
-def test_a_drafter_of_the_users_own_passes() -> None:
+def test_a_users_own_drafter_passes() -> None:
     drafter: Drafter = ScriptedDrafter(lambda request: list(request.tokens[-8:]), corrupt_every=5)
     certificate = check(LLM(method=drafter), SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95), budget=200.0)
     passed(certificate)
@@ -121,7 +122,7 @@ def llm() -> LLM:
     return LLM()
 
 
-def test_temperature_zero_leaves_out_what_is_drawn(llm: LLM) -> None:
+def test_at_temperature_zero_checks_of_draws_are_left_out(llm: LLM) -> None:
     certificate = quick(llm, temperature=0.0).run()
     passed(certificate)
     assert {result.kind for result in certificate.checks} == {GREEDY, f"{GREEDY}, auto"}
@@ -130,7 +131,7 @@ def test_temperature_zero_leaves_out_what_is_drawn(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("kind", [GREEDY, SEEDED])
-def test_identity_and_the_forced_check_reject_what_is_broken(llm: LLM, kind: str) -> None:
+def test_the_identity_check_rejects_its_controls(llm: LLM, kind: str) -> None:
     setting = measured(setting_of(llm, SamplingParams(max_tokens=64, temperature=0.8), PROMPTS[:4], 200.0, 600))
     test = IdentityCheck(setting, kind)
     run = test.run()
@@ -148,7 +149,7 @@ def test_drafts_are_tested_whatever_the_policy_chooses(llm: LLM) -> None:
     assert drafted_by_choice != any("policy chooses" in line for line in certificate.left_out)
 
 
-def test_a_fixed_number_is_asked_of_the_first_drafter_only(llm: LLM) -> None:
+def test_a_fixed_number_is_requested_from_the_first_drafter_only(llm: LLM) -> None:
     several = llm.with_drafter("suffix+draft_model", 3)
     setting = setting_of(several, None, PROMPTS, 60.0, 600)
     assert (setting.gamma, setting.drafters, setting.is_auto) == (3, ["suffix"], False)
@@ -182,7 +183,7 @@ def test_a_control_that_is_not_rejected_makes_it_inconclusive(llm: LLM, monkeypa
 
 
 def test_a_broken_engine_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is broken for every subject, plain decoding apart, is found by the tests themselves."""
+    """Faults of the engine itself, except in plain decoding, are found by the checks."""
     from foredraft.certificate import texts
     from foredraft.verify.mutations import accepts_everything
 
@@ -193,7 +194,7 @@ def test_a_broken_engine_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "identity" in certificate.reason
 
 
-def test_the_llm_is_left_as_it_was(llm: LLM) -> None:
+def test_the_llm_is_not_changed(llm: LLM) -> None:
     params = SamplingParams(max_tokens=8, temperature=0.0)
     before = llm.generate("def area(r):", params)[0].outputs[0].token_ids
     used = llm.engine.pool.used
@@ -202,7 +203,7 @@ def test_the_llm_is_left_as_it_was(llm: LLM) -> None:
     assert llm.generate("def area(r):", params)[0].outputs[0].token_ids == before
 
 
-def test_what_cannot_be_honoured_is_refused(llm: LLM) -> None:
+def test_unsupported_parameters_are_refused(llm: LLM) -> None:
     for settings in ({"budget": 0.0}, {"prompts": []}, {"num_tokens": 0}):
         with pytest.raises(ForedraftError):
             check(llm, **settings)  # type: ignore[arg-type]
@@ -223,7 +224,7 @@ def is_rejected(test: IdentityCheck | BettingCheck, control: Control) -> bool:
 
 
 def at_the_default_budget(method: str, **params: Any) -> Setting:
-    """As `check` plans it, with a clock that does not end it: the machine may be busy."""
+    """The work that `check` plans, without a deadline, since the machine may be busy."""
     chosen = SamplingParams(**{"max_tokens": MAX_TOKENS, "temperature": 0.8, **params})
     setting = measured(setting_of(LLM(method=method), chosen, PROMPTS, BUDGET, NUM_TOKENS))
     assert not setting.left_out
@@ -231,9 +232,9 @@ def at_the_default_budget(method: str, **params: Any) -> Setting:
 
 
 @pytest.mark.slow
-def test_faults_that_are_small_or_late_or_far_on_are_rejected() -> None:
-    """A residual that is wrong behind three tokens, q 2 % of temperature off, noise used again in the next step, keys and
-    values that are stale behind 68 tokens."""
+def test_small_or_late_faults_are_rejected() -> None:
+    """A residual that is wrong after three tokens, a q whose temperature is off by 2 %, noise reused in the next step, and keys and
+    values that are stale after 68 tokens."""
     setting = at_the_default_budget("draft_model")
     for kind in (GREEDY, SEEDED):
         test = IdentityCheck(setting, kind)
@@ -265,7 +266,7 @@ def test_with_trees_each_broken_verifier_of_sampled_texts_is_rejected(method: st
 
 
 @pytest.mark.slow
-def test_noise_used_again_in_plain_decoding_is_rejected() -> None:
+def test_reusing_noise_in_plain_decoding_is_rejected() -> None:
     setting = at_the_default_budget("none")
     test = distribution_check(setting)
     assert test.run().results[0].passed
@@ -284,8 +285,8 @@ def test_noise_used_again_in_plain_decoding_is_rejected() -> None:
     ],
     ids=lambda form: next(iter(form)),
 )
-def test_texts_of_a_form_are_tested(method: str, form: dict[str, Any]) -> None:
-    """Forced tokens, drafts that the form cuts, and what an independent walk of it says."""
+def test_constrained_texts_are_checked(method: str, form: dict[str, Any]) -> None:
+    """With forced tokens, drafts that the grammar cuts, and an independent walk through the grammar."""
     params = SamplingParams(max_tokens=40, temperature=0.8, structured_outputs=StructuredOutputs(**form))
     setting = measured(setting_of(LLM(method=method), params, PROMPTS[:3], 200.0, 300))
     for test in (
@@ -298,8 +299,8 @@ def test_texts_of_a_form_are_tested(method: str, form: dict[str, Any]) -> None:
         assert [result.detail for result in run.results if not result.passed] == []
 
 
-def test_a_token_that_the_form_refuses_has_no_odds() -> None:
-    """The check walks the form anew: it has not seen what the engine's own walk let through."""
+def test_a_token_that_the_grammar_refuses_is_impossible() -> None:
+    """The check walks through the grammar itself, independently of the engine's walk."""
     form = StructuredOutputs(regex="[a-z ]{60}")
     params = SamplingParams(max_tokens=20, temperature=0.8, structured_outputs=form)
     setting = measured(setting_of(LLM(method="ngram"), params, PROMPTS[:2], 200.0, 100))
@@ -315,9 +316,9 @@ def test_a_token_that_the_form_refuses_has_no_odds() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [GREEDY, SEEDED])
-def test_counts_of_tokens_that_are_not_there_yet_are_seen(kind: str) -> None:
-    """A form that forces tokens, and a penalty: the drafts hold what the penalty must not count yet. The drafter copies, so
-    nothing but the verifier counts anything."""
+def test_counting_forced_tokens_too_early_is_rejected(kind: str) -> None:
+    """With a grammar that forces tokens and a penalty, drafts contain tokens that the penalty must not count yet. The drafter copies, so
+    only the verifier counts tokens."""
     form = StructuredOutputs(regex=r"(name of the [a-z ]{3,8}: the cat of the day is [a-z ]{3,10}; ){4}")
     params = SamplingParams(max_tokens=64, temperature=0.8, frequency_penalty=-0.5, structured_outputs=form)
     setting = measured(setting_of(LLM(method="ngram"), params, PROMPTS[:4], 200.0, 300))
@@ -329,8 +330,8 @@ def test_counts_of_tokens_that_are_not_there_yet_are_seen(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_everything_that_generate_takes_is_taken(llm: LLM) -> None:
-    """What shapes a text is kept, in each kind of text."""
+def test_all_parameters_of_generate_are_accepted(llm: LLM) -> None:
+    """Each kind of text keeps the parameters that shape it."""
     params = SamplingParams(
         n=3, max_tokens=24, temperature=0.8, top_p=0.95, top_k=60, min_p=0.01, repetition_penalty=1.1,
         presence_penalty=0.3, frequency_penalty=0.2, logit_bias={5: -1.0}, bad_words=["cat"], min_tokens=30 - 8,
@@ -360,8 +361,8 @@ def test_everything_that_generate_takes_is_taken(llm: LLM) -> None:
         assert [result.detail for result in test.run().results if not result.passed] == []
 
 
-def test_work_is_planned_by_the_budget_and_not_by_the_clock(llm: LLM) -> None:
-    """More of it for more; no more than it takes; and what a small budget leaves out is said."""
+def test_work_is_planned_by_the_budget_not_by_the_clock(llm: LLM) -> None:
+    """A larger budget plans more work, up to a maximum, and what a small budget leaves out is reported."""
     params = SamplingParams(max_tokens=96, temperature=0.8)
     plans = [
         planned(setting_of(llm, params, PROMPTS, budget, NUM_TOKENS), rate=500.0) for budget in (2.0, 20.0, 2000.0)
@@ -380,8 +381,8 @@ def test_a_machine_slower_than_the_overtime_allows_gets_less_work(wall: float, p
     assert share_in_time(wall, processor) == pytest.approx(share)
 
 
-def test_a_test_that_passed_is_not_cut_by_a_slow_machine(llm: LLM) -> None:
-    """The clock is looked at for the overtime alone."""
+def test_a_slow_machine_does_not_cut_a_check_short(llm: LLM) -> None:
+    """The clock only matters for the overtime."""
     setting = measured(setting_of(llm, SamplingParams(max_tokens=16, temperature=0.8), PROMPTS[:2], 100.0, 100))
     late = replace(setting, deadline=Deadline(100.0, began=time.perf_counter() - 140.0))
     test = IdentityCheck(late, GREEDY)
@@ -389,7 +390,7 @@ def test_a_test_that_passed_is_not_cut_by_a_slow_machine(llm: LLM) -> None:
     assert is_rejected(test, broken("accept all"))
 
 
-def test_what_the_clock_cuts_is_said(llm: LLM) -> None:
+def test_work_left_out_for_lack_of_time_is_reported(llm: LLM) -> None:
     certificate = Certification(
         replace(
             setting_of(llm, SamplingParams(max_tokens=16, temperature=0.0), PROMPTS[:2], 100.0, 100),

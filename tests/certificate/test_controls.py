@@ -1,4 +1,4 @@
-"""Broken verifiers are broken: each breaks the law of the toy it is made for, and the real one does not."""
+"""Each broken verifier is rejected on the toy that it is made for, and the real one is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foredraft.verify import Verifier, verify
 from tests.laws import random_laws
 
 SMALL = {"late residual", "warmer q"}
-"""Too small for these toys: test_certify.py has them on the laws of models."""
+"""Faults too small for these toys; test_certify.py tests them on the distributions of models."""
 BY_DRAWS = [control for control in CONTROLS if DRAWN in control.kinds and control.name not in SMALL]
 PARAMS: dict[str, dict[str, object]] = {
     "whole": {"temperature": 1.0},
@@ -45,7 +45,7 @@ def test_the_real_verifier_is_not_rejected(params: dict[str, object]) -> None:
 
 
 def takes_long(control: str) -> bool:
-    """What takes a million tokens to see; tests/testing/test_rules.py sees both at once, by the law itself."""
+    """Whether a fault takes a million tokens to detect; tests/testing/test_rules.py detects both at once, in the outcome law."""
     return control in ("uncapped scale", "token residual")
 
 
@@ -64,7 +64,7 @@ def test_every_broken_draw_is_rejected(control: Control, params: str) -> None:
 
 
 def conditions(num_drafted: int, num_sampled: int, rule: str, length: int) -> tuple[CheckRun, SamplingParams]:
-    """What happened while the real verifier was checked, and the parameters."""
+    """The record of a check of the real verifier, and the parameters."""
     params = SamplingParams(temperature=1.0, verification=rule, speculative_tokens=length).resolve({})
     return CheckRun([], num_drafted, num_sampled), params
 
@@ -74,7 +74,7 @@ def test_every_kind_has_a_control_even_without_drafts() -> None:
         assert controls_for(kind, *conditions(0, 0, "block", 4))[0]
 
 
-def test_controls_apply_where_they_can_show() -> None:
+def test_controls_are_chosen_where_they_can_be_detected() -> None:
     def names(kind: str, *seen: Any) -> set[str]:
         return {control.name for control in controls_for(kind, *conditions(*seen))[0]}
 
@@ -88,7 +88,7 @@ def test_controls_apply_where_they_can_show() -> None:
 
 @pytest.mark.parametrize("seen", [(0, 0, "block", 4), (9, 0, "block", 4), (9, 9, "rejection", 4), (9, 9, "block", 1)])
 @pytest.mark.parametrize("kind", [GREEDY, SEEDED, SAMPLED, DRAWN])
-def test_a_control_runs_or_is_said_to_be_left_out(kind: str, seen: tuple[int, int, str, int]) -> None:
+def test_a_control_runs_or_is_reported_as_left_out(kind: str, seen: tuple[int, int, str, int]) -> None:
     run, left_out = controls_for(kind, *conditions(*seen))
     named = " ".join(left_out)
     assert all((control in run) != (control.name in named) for control in CONTROLS if kind in control.kinds)
@@ -100,5 +100,5 @@ def test_the_reason_for_leaving_out_is_named() -> None:
     assert line.endswith("verified by rejection")
 
 
-def test_names_are_told_apart() -> None:
+def test_names_are_unique() -> None:
     assert len({control.name for control in CONTROLS}) == len(CONTROLS)

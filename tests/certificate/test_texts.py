@@ -1,4 +1,4 @@
-"""The drafts that a trial's texts are written with: whose turn it is, and how they are worsened and recorded."""
+"""The drafts of a trial's texts: which drafter makes them, and how they are corrupted and recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sequence(seq_id: int, length: int) -> TokenSequence:
 
 
 def proposed(seq_id: int, text: list[int], num_read: int, script: list[int] | None = None) -> tuple[list[int], Record]:
-    """What is proposed behind the first num_read tokens of a text, by a drafter that knows it; and what is recorded."""
+    """(the draft after the first num_read tokens of a text, by a drafter that knows it; the record)"""
     record = Record()
     drafter = RecordedDrafter(
         ScriptedDrafter(lambda request: text[len(request.tokens) :]),
@@ -46,7 +46,7 @@ def test_two_drafters_take_turns_within_a_text_and_from_pair_to_pair() -> None:
     assert names == ["a", "a", "b", "b"]
 
 
-def test_a_drafter_that_cools_down_is_counted_once_and_leaves_the_others_their_turns() -> None:
+def test_a_drafter_that_cools_down_is_counted_once_and_does_not_affect_other_turns() -> None:
     policy = InTurn(["a", "b"])
     policy.begin([])
     assert policy.cool_down(["a"], "failed", 3) == ["a"]
@@ -55,14 +55,14 @@ def test_a_drafter_that_cools_down_is_counted_once_and_leaves_the_others_their_t
     assert budgets == [DraftBudget("a", 0), DraftBudget("b", 4)]
 
 
-def test_every_second_text_has_wrong_tokens_in_its_certain_drafts() -> None:
+def test_certain_drafts_of_every_second_text_have_wrong_tokens() -> None:
     text = [10, 11, 12, 13, 14, 15, 16]
     assert proposed(0, text, 2)[0] == text[2:6]
     ids, _ = proposed(1, text, 2)
     assert [position for position, token in enumerate(ids, start=2) if token != text[position]] == [3]
 
 
-def test_a_script_takes_the_place_of_the_drafts_and_a_silent_drafter_repeats_the_text() -> None:
+def test_a_script_replaces_the_drafts_and_empty_drafts_repeat_the_text() -> None:
     text, script = [10, 11, 12, 13, 14, 15, 16], [10, 11, 22, 23, 24, 25, 26]
     ids, _ = proposed(1, text, 2, script)
     assert [ids[0], ids[2], ids[3]] == [22, 24, 25]
@@ -70,14 +70,14 @@ def test_a_script_takes_the_place_of_the_drafts_and_a_silent_drafter_repeats_the
     assert ids[:2] == [10, 11]
 
 
-def test_the_first_draft_token_of_a_step_is_recorded_where_it_stood() -> None:
+def test_the_first_draft_token_of_a_step_is_recorded_with_its_position() -> None:
     text = [10, 11, 12, 13, 14]
     ids, record = proposed(0, text, 2)
     assert record.first_laws == {0: {2: ids[0]}}
     assert (record.num_drafted, record.num_sampled) == (3, 0)
 
 
-def test_a_recorded_drafter_reads_the_hidden_states_of_its_own() -> None:
+def test_a_recorded_drafter_reads_its_own_hidden_states() -> None:
     class Reading(ScriptedDrafter):
         taps = (2, 5)
 

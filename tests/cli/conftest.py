@@ -1,4 +1,4 @@
-"""What tests of several commands share."""
+"""Fixtures that the tests of several commands share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def template(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded target as a checkpoint that has a chat template."""
+    """The embedded target as a checkpoint with a chat template."""
     folder = tmp_path_factory.mktemp("chat") / "target"
     shutil.copytree(EMBEDDED / "target", folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

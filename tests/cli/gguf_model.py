@@ -16,7 +16,7 @@ TARGET = EMBEDDED / "target"
 
 
 def write_embedded_target(path: Path, kind: str) -> Path:
-    """kind: of its matrices."""
+    """Write the file. kind: the type of the matrices."""
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype="float32")
     return write_model(model, path, kind, _write_tokenizer)
 

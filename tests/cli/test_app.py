@@ -1,4 +1,4 @@
-"""What every command shares: help, the version, exit codes, and the streams."""
+"""What all commands have in common: help, the version, exit codes and streams."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tests.command_line import PROMPT, QUICK, piped, run
 ENDLESS = ("generate", PROMPT, "--max-tokens", "1900", "--ignore-eos", *QUICK)
 
 
-def test_the_version() -> None:
+def test_the_version_is_printed() -> None:
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"foredraft {foredraft.__version__}\n")
 
 
 @pytest.mark.parametrize("command", [(), ("generate",), ("chat",), ("demo",), ("inspect",)])
-def test_help(command: tuple[str, ...]) -> None:
+def test_help_is_printed(command: tuple[str, ...]) -> None:
     assert run(*command, "--help").exit_code == 0
 
 
 @pytest.mark.slow
-def test_json_is_alone_on_standard_output() -> None:
+def test_standard_output_only_has_json() -> None:
     with piped("generate", PROMPT, "--json", "--max-tokens", "4", *QUICK) as process:
         stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0
     assert len(json.loads(stdout)["token_ids"]) == 4
-    assert stderr == b""  # no loading bars, no warnings of the libraries
+    assert stderr == b""  # no progress bars, no warnings of libraries
 
 
-def test_a_mistake_leaves_no_traceback() -> None:
+def test_a_mistake_gives_no_traceback() -> None:
     with piped("generate", PROMPT, "--model", "/nowhere/at/all") as process:
         stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout) == (2, b"")
@@ -41,7 +41,7 @@ def test_a_mistake_leaves_no_traceback() -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_ends_it_quietly() -> None:
+def test_a_closed_pipe_ends_a_command_quietly() -> None:
     with piped(*ENDLESS) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -52,7 +52,7 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_it_with_130() -> None:
+def test_an_interrupt_ends_a_command_with_130() -> None:
     with piped(*ENDLESS) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)

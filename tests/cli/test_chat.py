@@ -30,7 +30,7 @@ def test_chat_remembers_earlier_turns(llm: LLM, template: Path) -> None:
     assert result.stdout == said
 
 
-def test_a_chat_model_needs_no_template_of_ours(chat_model: Path) -> None:
+def test_a_model_with_a_chat_template_needs_no_option(chat_model: Path) -> None:
     result = run("chat", "--model", chat_model, "--max-tokens", "8", "--temperature", "0", *QUICK, stdin="Hello\n")
     assert result.exit_code == 0, result.stderr
     llm = LLM(str(chat_model), num_threads=1)

@@ -13,7 +13,7 @@ from tests.command_line import assert_refused, json_lines, run
 
 
 @pytest.mark.slow
-def test_check_says_that_it_passed(tmp_path: Path) -> None:
+def test_check_reports_that_it_passed(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("def fibonacci(n):\nOnce upon a time\nclass Queue:\nThe dog saw a cat. The cat\n")
     options = ("check", "--prompts", prompts, "--temperature", "0", "--max-tokens", "24")
@@ -28,7 +28,7 @@ def test_check_says_that_it_passed(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[-1] == "verdict: passed"
 
 
-def test_check_says_in_its_exit_code_that_it_did_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_exit_code_says_that_it_did_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     from foredraft.certificate import controls
@@ -50,7 +50,7 @@ def test_check_refuses_mistakes(options: tuple[str, ...], word: str) -> None:
     assert_refused(run("check", *options), word)
 
 
-def test_check_warns_of_a_drafter_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_check_warns_about_a_drafter_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from foredraft.drafters.ngram import NgramDrafter
 
     propose, num_calls = NgramDrafter.propose, itertools.count(1)

@@ -28,7 +28,7 @@ def test_demo_streams_its_text_and_then_a_table() -> None:
     assert result.stderr == ""
 
 
-def test_demo_as_json() -> None:
+def test_demo_prints_json() -> None:
     (found,) = json_lines(run("demo", "--max-tokens", "8", "--json", *QUICK))
     assert found["identical"] is True
     assert found["num_tokens"] == 8

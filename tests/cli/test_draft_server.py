@@ -1,4 +1,4 @@
-"""foredraft draft-server, and the commands that ask one."""
+"""foredraft draft-server, and commands that use one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, KEY.decode())
 
 
-def test_no_key_no_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_draft_server_needs_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VARIABLE)
     assert_refused(run("draft-server", "--method", "suffix"), VARIABLE, "holds no key", "openssl rand -hex 32")
     empty = tmp_path / "key"
@@ -42,7 +42,7 @@ def test_no_key_no_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         (("--quantization", "int3"), ("int3",)),
     ],
 )
-def test_what_cannot_draft_elsewhere_is_refused_by_name(options: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_methods_that_cannot_be_remote_are_refused_by_name(options: tuple[str, ...], words: tuple[str, ...]) -> None:
     assert_refused(run("draft-server", *options), *words)
 
 
@@ -57,17 +57,19 @@ def test_what_cannot_draft_elsewhere_is_refused_by_name(options: tuple[str, ...]
         (("--draft-server", "tcp://127.0.0.1:1", "--draft-server-max-wait", "0s"), ("above 0",)),
     ],
 )
-def test_who_asks_is_refused_by_name_too(options: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_bad_draft_server_options_of_clients_are_refused_by_name(
+    options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     assert_refused(generate(PROMPT, *options), *words)
 
 
 @pytest.mark.slow
-def test_a_head_is_known_by_its_files() -> None:
+def test_a_head_is_recognised_by_its_files() -> None:
     assert_refused(run("draft-server", "--draft-model", embedded_head("medusa")), "medusa", "target's process")
 
 
 @pytest.mark.slow
-def test_a_text_with_drafts_from_another_process_is_the_text_without() -> None:
+def test_drafts_from_another_process_do_not_change_the_text() -> None:
     with started(
         "draft-server", "--method", "suffix", "--port", "0", "--key-file", key_file(), stderr=subprocess.PIPE
     ) as process:

@@ -1,4 +1,4 @@
-"""An encoder-decoder's checkpoint with a tokenizer, at the command line and behind the server."""
+"""A checkpoint of an encoder-decoder with a tokenizer, on the command line and with the server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_chat_is_refused(checkpoint: Path) -> None:
     assert_refused(run("chat", "--model", checkpoint), "no chat template")
 
 
-def test_the_server_completes(checkpoint: Path) -> None:
+def test_the_server_answers_completions(checkpoint: Path) -> None:
     expected = text_of_generate(checkpoint, PROMPT, 12)
     with running(LLM(checkpoint, method="suffix")) as server:
         body = {"model": "pair", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}

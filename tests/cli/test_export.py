@@ -15,14 +15,14 @@ from tests.export.exporting import TARGET, options_of
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
-    """As tune writes it."""
+    """A settings file as tune writes it."""
     file = tmp_path / "foredraft.toml"
     settings = Settings(model=TARGET, method="ngram", speculative_tokens=3)
     settings.write(file, {"advice": "Use ngram with 3 draft tokens.", "processor": "A processor", "date": "today"})
     return file
 
 
-def test_what_tuning_found_is_exported(tuned: Path) -> None:
+def test_tuned_settings_are_exported(tuned: Path) -> None:
     result = run("export", "--to", "vllm", "--config", tuned)
     assert result.exit_code == 0, result.stderr
     assert options_of(result.stdout)["speculative_config"]["num_speculative_tokens"] == 3
@@ -32,7 +32,7 @@ def test_what_tuning_found_is_exported(tuned: Path) -> None:
     assert all(line.startswith("- ") for line in differences)
 
 
-def test_options_win_over_the_file(tuned: Path) -> None:
+def test_options_override_the_file(tuned: Path) -> None:
     result = run("export", "--to", "tensorrt-llm", "--config", tuned, "--method", "suffix", "--speculative-tokens", 5)
     config = yaml.safe_load(result.stdout)["speculative_config"]
     assert (config["decoding_type"], config["max_draft_len"]) == ("SA", 5)
@@ -51,5 +51,5 @@ def test_options_win_over_the_file(tuned: Path) -> None:
         (["--to", "vllm", "--config", "/nowhere.toml"], ["cannot be read"]),
     ],
 )
-def test_what_cannot_be_exported_is_refused_in_one_line(arguments: list[str], words: list[str]) -> None:
+def test_unsupported_exports_are_refused_in_one_line(arguments: list[str], words: list[str]) -> None:
     assert_refused(run("export", *arguments), *words)

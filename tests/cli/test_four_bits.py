@@ -1,4 +1,4 @@
-"""Every command with a target in four bits: rounded while it is loaded, and from a GGUF file."""
+"""Every command with a target in four bits: quantised while it is loaded, and from a GGUF file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def model(kind: str, gguf_file: Path) -> tuple[str, ...]:
-    """Options that name the target, with the embedded draft."""
+    """The options for a target, with the embedded draft."""
     pair = ("--model", str(gguf_file if kind == "gguf" else EMBEDDED / "target"))
     draft = ("--draft-model", str(EMBEDDED / "draft"))
     return (*pair, *draft, *QUICK, *(("--quantization", "int4") if kind == "int4" else ()))
@@ -73,7 +73,7 @@ def test_chat_answers_as_plain_decoding_does(model: tuple[str, ...], llm: LLM, t
     assert result.stdout == f"{output.outputs[0].text}\n"
 
 
-def test_a_gguf_file_brings_its_chat_template(gguf_file: Path) -> None:
+def test_the_chat_template_of_a_gguf_file_is_used(gguf_file: Path) -> None:
     result = run("chat", "--model", gguf_file, *GREEDY, *QUICK, stdin="Hello\n")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.strip()
@@ -97,12 +97,12 @@ def test_inspect_measures_the_weights_in_four_bits(model: tuple[str, ...], kind:
     assert found["fits"] is True
     target = found["target"]
     assert target["quantization"] == ("int4" if kind == "int4" else None), "None: nothing is rounded while loading"
-    # rounded: the embedding stays in bfloat16, and the head is in eight bits
+    # when quantised the embedding stays in bfloat16, and the lm_head is in eight bits
     bits = 8 if kind == "int4" else 5
     assert target["measured"]["weight_bytes"] < NUM_PARAMETERS * bits / 8
 
 
-def test_inspect_measures_what_four_bits_cost(model: tuple[str, ...], tmp_path: Path) -> None:
+def test_inspect_measures_the_quality_loss_of_four_bits(model: tuple[str, ...], tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(Path(__file__).read_text())
     (found,) = json_lines(run("inspect", *model, "--quality", text, "--quality-tokens", "300", "--json"))
@@ -110,7 +110,7 @@ def test_inspect_measures_what_four_bits_cost(model: tuple[str, ...], tmp_path: 
     assert 70 < found["quality"]["agreement"] <= 100
 
 
-def test_tune_leaves_settings_that_load_the_model(model: tuple[str, ...], tmp_path: Path) -> None:
+def test_tune_writes_settings_that_load_the_model(model: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     options = ("--num-prompts", "2", "--max-tokens", "6", "--budget", "20s", "--method", "draft_model")
     (found,) = json_lines(run("tune", *options, *model, "--output", file, "--json"))
@@ -168,7 +168,7 @@ def test_smollm2_chats_as_plain_decoding_does(smollm2: Path, plain_smollm2: LLM)
 
 
 @pytest.mark.real_model
-def test_smollm2_in_the_demo(smollm2: Path) -> None:
+def test_the_demo_works_with_smollm2(smollm2: Path) -> None:
     (found,) = json_lines(run("demo", "--model", smollm2, "--max-tokens", "32", *QUICK, "--json"))
     assert found["identical"] is True
     assert found["num_tokens"] == 32

@@ -1,4 +1,4 @@
-"""foredraft generate: what reaches standard output, what standard error, and the exit code."""
+"""foredraft generate: standard output, standard error and the exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.vocabulary.permuted import permuted_draft
     ],
     ids=["text", "file", "regex", "choice", "grammar"],
 )
-def test_a_form_from_the_command_line(
+def test_a_format_can_be_given_on_the_command_line(
     options: list[str], form: dict[str, Any], llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -55,12 +55,12 @@ def test_a_form_from_the_command_line(
     ],
     ids=lambda value: " ".join(value),
 )
-def test_a_form_that_cannot_be_honoured_is_refused(options: list[str], words: list[str]) -> None:
+def test_an_unsupported_format_is_refused(options: list[str], words: list[str]) -> None:
     assert_refused(run("generate", PROMPT, *QUICK, *options), *words)
 
 
-def test_json_is_what_the_api_says(llm: LLM) -> None:
-    fixed = ("--speculative-tokens", "4")  # "auto" may find that drafts do not pay
+def test_json_has_the_results_of_the_api(llm: LLM) -> None:
+    fixed = ("--speculative-tokens", "4")  # "auto" may decide that drafting is not worth its time
     (found,) = json_lines(generate(PROMPT, "--json", "--max-tokens", "12", "--temperature", "0", *fixed))
     (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=0.0))
     assert found["prompt"] == PROMPT
@@ -101,13 +101,13 @@ def test_many_prompts_from_a_file_come_back_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argument", [(), ("-",)], ids=["pipe", "dash"])
-def test_the_prompt_can_come_from_standard_input(argument: tuple[str, ...]) -> None:
+def test_the_prompt_can_be_read_from_standard_input(argument: tuple[str, ...]) -> None:
     options = ("--json", "--max-tokens", "4", "--temperature", "0")
     (found,) = json_lines(generate(*argument, *options, stdin=f"{PROMPT}\n"))
     assert found["prompt"] == PROMPT
 
 
-def test_a_pipe_gets_the_bare_text(llm: LLM) -> None:
+def test_a_pipe_gets_only_the_text(llm: LLM) -> None:
     result = generate(PROMPT, "--max-tokens", "16", "--temperature", "0")
     (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=16, temperature=0.0))
     assert result.exit_code == 0
@@ -117,7 +117,7 @@ def test_a_pipe_gets_the_bare_text(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("sampling", [("--temperature", "0"), ("--temperature", "0.8", "--seed", "3")])
-def test_drafts_are_invisible_in_the_text(sampling: tuple[str, ...]) -> None:
+def test_drafts_do_not_change_the_text(sampling: tuple[str, ...]) -> None:
     texts = {
         generate(PROMPT, "--max-tokens", "16", *sampling, *method).stdout
         for method in (("--speculative-tokens", "0"), (), ("--method", "ngram"), ("--method", "suffix"))
@@ -134,7 +134,7 @@ def test_stop_strings_end_the_text() -> None:
     assert (found["finish_reason"], found["stop_reason"]) == ("stop", word)
 
 
-def test_several_texts_are_told_apart() -> None:
+def test_several_texts_are_separated() -> None:
     result = generate(PROMPT, "--max-tokens", "4", "--n", "2")
     assert result.exit_code == 0
     assert len(re.findall(r"^==> .* <==$", result.stdout, re.MULTILINE)) == 2
@@ -144,7 +144,7 @@ def test_compare_shows_both_sides() -> None:
     options = ("--max-tokens", "8", "--temperature", "0", "--compare")
     result = generate(PROMPT, *options)
     assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) <= 8  # the text alone
+    assert len(result.stdout.splitlines()) <= 8  # only the text
     assert "plain" in result.stderr
     assert "speedup" in result.stderr
     (found,) = json_lines(generate(PROMPT, *options, "--json"))
@@ -174,7 +174,7 @@ BAD_OPTIONS = {
 
 
 @pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS.keys())
-def test_a_bad_option_is_one_line(options: tuple[str | Path, ...], words: tuple[str, ...]) -> None:
+def test_a_bad_option_is_refused_in_one_line(options: tuple[str | Path, ...], words: tuple[str, ...]) -> None:
     assert_refused(run("generate", PROMPT, *QUICK, *options), *words)
 
 
@@ -186,25 +186,25 @@ BAD_PROMPTS: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize(("prompt", "word"), BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
-def test_a_bad_prompt_is_one_line(prompt: str | bytes, word: str) -> None:
+def test_a_bad_prompt_is_refused_in_one_line(prompt: str | bytes, word: str) -> None:
     assert_refused(generate("--json", stdin=prompt), word)
 
 
 @pytest.mark.parametrize("line", ["{", "[1, 2]", '{"text": "a"}', '{"prompt": 3}', '{"prompt_token_ids": [9999]}'])
-def test_a_bad_prompts_file_is_one_line(line: str, tmp_path: Path) -> None:
+def test_a_bad_prompts_file_is_refused_in_one_line(line: str, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": PROMPT}) + "\n" + line + "\n")
     assert_refused(generate("--prompts", file, "--json"))
 
 
-def test_a_corrupt_checkpoint_is_one_line(tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
     copy = shutil.copytree(EMBEDDED / "target", tmp_path / "corrupt")
     weights = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     assert_refused(generate(PROMPT, "--model", copy), str(copy))
 
 
-def test_a_draft_of_another_vocabulary_is_one_line() -> None:
+def test_a_draft_with_another_vocabulary_is_refused_in_one_line() -> None:
     refused = generate(PROMPT, "--draft-model", permuted_draft(), "--heterogeneous-vocab", "none")
     assert_refused(refused, "the draft model's vocabulary differs from the target's")
     assert_refused(
@@ -214,7 +214,7 @@ def test_a_draft_of_another_vocabulary_is_one_line() -> None:
 
 @pytest.mark.slow
 def test_a_terminal_shows_origins_in_colour() -> None:
-    fixed = ("--speculative-tokens", "4")  # "auto" may find that drafts do not pay
+    fixed = ("--speculative-tokens", "4")  # "auto" may decide that drafting is not worth its time
     args = ("generate", PROMPT, "--max-tokens", "24", "--temperature", "0", *fixed, *QUICK)
     with in_a_terminal(*args) as (process, _, read):
         shown = read(lambda text: b"tokens/s" in text)
@@ -224,7 +224,7 @@ def test_a_terminal_shows_origins_in_colour() -> None:
     assert b"accepted draft token" in shown
 
 
-def test_thresholds_reach_the_engine_and_are_said() -> None:
+def test_thresholds_are_applied_and_crossings_are_reported() -> None:
     result = generate(PROMPT, "--max-draft-memory", "1", "--speculative-tokens", "4", "--max-tokens", "8", "--json")
     assert len(json_lines(result)) == 1
     (line,) = [line for line in result.stderr.splitlines() if "max_draft_memory" in line]
@@ -232,11 +232,11 @@ def test_thresholds_reach_the_engine_and_are_said() -> None:
 
 
 @pytest.mark.parametrize("option", [("--max-draft-memory", "much"), ("--min-acceptance-rate", "2")], ids=str)
-def test_a_threshold_that_could_not_be_meant_is_refused(option: tuple[str, str]) -> None:
+def test_impossible_thresholds_are_refused(option: tuple[str, str]) -> None:
     assert_refused(generate(PROMPT, *option), option[1])
 
 
-def test_a_text_that_fails_half_way_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_fails_midway_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     original, num_passes = Engine._score, count()
 
     def fail_later(self: Engine, *args: Any) -> Any:
@@ -252,7 +252,7 @@ def test_a_text_that_fails_half_way_ends_with_the_error(monkeypatch: pytest.Monk
     assert found.stdout
 
 
-def test_the_embedded_targets_head_drafts_where_no_model_is_named() -> None:
+def test_without_a_model_the_embedded_targets_head_drafts() -> None:
     asked = ("--max-tokens", "12", "--temperature", "0", "--json")
     (found,), (plain,) = (json_lines(generate(PROMPT, "--method", name, *asked)) for name in ("eagle", "none"))
     assert found["text"] == plain["text"]

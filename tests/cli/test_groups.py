@@ -1,4 +1,4 @@
-"""Dataclasses of options, expanded into a command's signature."""
+"""Dataclasses of options that are expanded into a command's signature."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_each_field_is_an_option() -> None:
     assert result.output == f"{Group(place='here', names=['a', 'b'])} True\n"
 
 
-def test_a_subclass_changes_a_default_and_keeps_the_place() -> None:
+def test_a_subclass_may_change_a_default_and_keeps_the_order() -> None:
     result = run(show, "--place", "here")
     assert result.output == f"{Group(place='here', size=7)} False\n"
     shown = run(show, "--help").output
@@ -59,18 +59,18 @@ def test_a_field_without_default_is_required() -> None:
     assert "--place" in result.output
 
 
-def test_what_an_option_allows_is_checked() -> None:
+def test_the_range_of_an_option_is_checked() -> None:
     result = run(show_less, "--size", "0")
     assert result.exit_code == 2
     assert "--size" in result.output
 
 
-def test_a_field_that_is_left_out_is_no_option_and_keeps_its_default() -> None:
+def test_an_excluded_field_is_no_option_and_keeps_its_default() -> None:
     assert run(show_less, "--size", "2", "--more", "1").output == f"{Base(size=2)} 1\n"
     assert run(show_less, "--name", "a").exit_code == 2
 
 
-def test_two_groups_with_a_field_of_one_name_are_refused() -> None:
+def test_two_groups_with_a_field_of_the_same_name_are_refused() -> None:
     def twice(first: Base, second: Base) -> None: ...
 
     twice.__annotations__ = {"first": Base, "second": Base}
@@ -78,7 +78,7 @@ def test_two_groups_with_a_field_of_one_name_are_refused() -> None:
         option_groups(twice)
 
 
-def test_a_field_that_does_not_exist_cannot_be_left_out() -> None:
+def test_a_nonexistent_field_cannot_be_excluded() -> None:
     def wrong(group: object) -> None: ...
 
     wrong.__annotations__ = {"group": Annotated[Base, Without("nothing")]}

@@ -1,4 +1,4 @@
-"""What the command line reads: amounts, durations, prompts."""
+"""Values on the command line: amounts, durations, prompts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.heads.random_heads import embedded_head, save_eagle3
 from tests.vocabulary.permuted import permuted_draft
 
 
-def test_inspect_says_that_the_embedded_pair_fits() -> None:
+def test_inspect_reports_that_the_embedded_pair_fits() -> None:
     (found,) = json_lines(run("inspect", "--json", *QUICK))
     assert found["fits"] is True
     assert found["target"]["measured"]["cache_bytes_per_token"] == 8192
@@ -24,7 +24,7 @@ def test_inspect_says_that_the_embedded_pair_fits() -> None:
     assert "fits: yes" in shown.stdout
 
 
-def test_inspect_ends_with_2_where_two_models_do_not_fit() -> None:
+def test_inspect_exits_with_2_if_two_models_do_not_fit() -> None:
     result = run("inspect", "--draft-model", permuted_draft(), "--heterogeneous-vocab", "none", "--json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["fits"] is False
@@ -49,7 +49,7 @@ def test_inspect_says_how_a_draft_with_another_vocabulary_is_used(tmp_path: Path
     assert found["vocabularies"]["text"] == "given"
 
 
-def test_inspect_of_nothing_is_one_line() -> None:
+def test_inspect_of_a_missing_model_is_refused_in_one_line() -> None:
     assert_refused(run("inspect", "--model", "/nowhere/at/all"), "/nowhere/at/all")
 
 
@@ -84,7 +84,7 @@ def test_inspect_describes_a_head(tmp_path: Path) -> None:
     assert re.search(r"[0-9.]+ MiB in int8, [0-9.]+% of a pass of the target", shown.stdout)
 
 
-def test_mistakes_about_heads_are_one_line(tmp_path: Path) -> None:
+def test_mistakes_about_heads_are_reported_in_one_line(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Hello.")
     target = ("--model", EMBEDDED / "target")
@@ -93,13 +93,13 @@ def test_mistakes_about_heads_are_one_line(tmp_path: Path) -> None:
     assert_refused(run("inspect", "--no-load", "--draft-model", other, *QUICK), "belongs to another target")
 
 
-def test_inspect_without_quality_says_nothing_of_it() -> None:
+def test_inspect_without_quality_does_not_mention_it() -> None:
     (found,) = json_lines(run("inspect", "--no-load", "--json", *QUICK))
     assert found["quality"] is None
     assert "perplexity" not in run("inspect", "--no-load", *QUICK).stdout
 
 
-def test_quality_on_no_text_is_one_line(tmp_path: Path) -> None:
+def test_an_unusable_text_for_quality_is_refused_in_one_line(tmp_path: Path) -> None:
     short, binary = tmp_path / "short.txt", tmp_path / "binary.txt"
     short.write_text("Hello.")
     binary.write_bytes(b"\xff" * 100)

@@ -1,4 +1,4 @@
-"""Mistakes: one line, exit code 2, the same in every command, and before anything slow is imported."""
+"""Mistakes are reported in one line with exit code 2, alike in every command, and before anything slow is imported."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shell(commands: Sequence[Sequence[str]], folder: Path) -> list[dict[str, Any]]:
-    """One after the other in a process of their own -> for each its exit code, what it printed and which of the slow modules were
-    imported by then."""
+    """Run commands one after the other in one new process. -> for each its exit code, its output, and the slow modules that were
+    imported by then"""
     script = f"""
 import contextlib, io, json, sys
 from foredraft.__main__ import main
@@ -111,7 +111,7 @@ def early(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", EARLY)
-def test_a_mistake_is_told_before_anything_slow_is_imported(early: dict[str, dict[str, Any]], name: str) -> None:
+def test_a_mistake_is_reported_before_anything_slow_is_imported(early: dict[str, dict[str, Any]], name: str) -> None:
     done = early[name]
     assert (done["code"], done["out"]) == (2, "")
     (error,) = done["err"].splitlines()
@@ -121,7 +121,7 @@ def test_a_mistake_is_told_before_anything_slow_is_imported(early: dict[str, dic
 
 @pytest.mark.parametrize("budget", ["0", "0s", "-5s", "nan", "inf", "1e99s", "soon"])
 @pytest.mark.parametrize("command", ["bench", "tune", "evaluate", "lm", "distill"])
-def test_a_budget_in_which_nothing_can_be_done_is_refused(command: str, budget: str) -> None:
+def test_a_too_small_budget_is_refused(command: str, budget: str) -> None:
     assert_refused(run(*COMMANDS[command], f"--budget={budget}"))
 
 
@@ -133,26 +133,26 @@ def test_more_threads_than_the_machine_can_run_are_refused(command: str) -> None
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_device_that_is_not_there_is_one_line(command: str) -> None:
+def test_a_missing_device_is_refused_in_one_line(command: str) -> None:
     assert_refused(run(*COMMANDS[command], "--device", "cuda"), "device cuda", "cpu")
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "demo", "inspect", "bench", "tune", "serve"])
-def test_an_adapter_is_told_for_what_it_is(command: str, tmp_path: Path) -> None:
+def test_an_adapter_is_refused_as_such(command: str, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/base"}))
     for option in ("--model", "--draft-model"):
         assert_refused(run(*COMMANDS[command], option, tmp_path), "LoRA", "merge_and_unload")
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "demo", "bench", "tune"])
-def test_options_that_make_sense_everywhere_are_everywhere(command: str) -> None:
+def test_common_options_are_in_every_command(command: str) -> None:
     shown = run(command, "--help").stdout
     assert "--cache-memory" in shown
     assert ("--verification" in shown) == (command != "demo")
     assert_refused(run(*COMMANDS[command], "--cache-memory", "much"), "memory")
 
 
-def test_cache_memory_and_verification_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_memory_and_verification_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     from foredraft.llm import LLM
 
     seen: dict[str, Any] = {}
@@ -169,14 +169,14 @@ def test_cache_memory_and_verification_reach_the_engine(monkeypatch: pytest.Monk
     assert seen == {"memory": 32 * 2**20, "verification": "rejection"}
 
 
-def test_settings_are_not_overwritten_unasked(tmp_path: Path) -> None:
+def test_settings_are_not_overwritten_by_default(tmp_path: Path) -> None:
     file = tmp_path / "foredraft.toml"
     file.write_text("mine")
     assert_refused(run("tune"), "foredraft.toml", "--overwrite")
     assert file.read_text() == "mine"
 
 
-def test_settings_are_overwritten_where_that_is_said(tmp_path: Path) -> None:
+def test_settings_are_overwritten_with_overwrite(tmp_path: Path) -> None:
     file = tmp_path / "foredraft.toml"
     file.write_text("mine")
     small = ("--num-prompts", "1", "--max-tokens", "4", "--budget", "0.01s", "--method", "ngram", "--num-threads", "1")
@@ -186,7 +186,7 @@ def test_settings_are_overwritten_where_that_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="for Linux")
-def test_a_full_disk_costs_the_trace_and_not_the_text() -> None:
+def test_a_full_disk_loses_the_trace_but_not_the_text() -> None:
     done = run("generate", "Once", "--max-tokens", "5", "--seed", "1", "--num-threads", "1", "--trace", "/dev/full")
     plain = run("generate", "Once", "--max-tokens", "5", "--seed", "1", "--num-threads", "1")
     assert done.exit_code == 0, done.stderr

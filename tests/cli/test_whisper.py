@@ -1,4 +1,4 @@
-"""A checkpoint of Whisper with a tokenizer: its text is decoded, and the doors that take text alone refuse it in one line."""
+"""A checkpoint of Whisper with a tokenizer: its output is decoded, and commands that only take text refuse it in one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_text_is_what_the_tokenizer_makes_of_its_ids(checkpoint: Path) -> None:
+def test_text_is_decoded_by_the_tokenizer(checkpoint: Path) -> None:
     llm = LLM(checkpoint, checkpoint, speculative_tokens=3)
     prompts = [{"input_features": sound((16, 80), seed)} for seed in range(3)]
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12))

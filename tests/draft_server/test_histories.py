@@ -1,4 +1,4 @@
-"""What a server keeps of its clients' histories."""
+"""The clients' histories that a draft server keeps."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def send(sent: SentHistories, histories: Histories, seq_id: int, tokens: list[in
         st.tuples(st.integers(0, 2), st.sampled_from(["grow", "lost", "restart", "rewind", "forget"])), max_size=40
     )
 )
-def test_what_the_server_has_is_the_history_or_it_says_that_it_has_not(events: list[tuple[int, str]]) -> None:
-    """Growth, lost messages, a new server, shorter histories, and forgetting, in any order."""
+def test_the_server_has_the_right_history_or_asks_for_it(events: list[tuple[int, str]]) -> None:
+    """After growth, lost messages, a restarted server, shorter histories and forgetting, in any order."""
     sent, histories, dropped = SentHistories(), Histories(lambda history: None), list[int]()
     texts: dict[int, list[int]] = {}
     for number, (seq_id, event) in enumerate(events):
@@ -63,14 +63,14 @@ def test_what_the_server_has_is_the_history_or_it_says_that_it_has_not(events: l
     assert histories.num_tokens >= 0
 
 
-def test_a_shorter_history_is_sent_whole() -> None:
+def test_a_shorter_history_is_sent_completely() -> None:
     sent = SentHistories()
     sent.sent(0, sent.addition(0, [1, 2, 3]))
     assert sent.addition(0, [1, 2, 3, 4]).tokens == packed([4])
     assert sent.addition(0, [7]) == Addition(0, 0, packed([7]))
 
 
-def test_clients_do_not_meet() -> None:
+def test_histories_of_clients_are_separate() -> None:
     histories = Histories(lambda history: None)
     a = histories.updated(b"a", AskedRow(0, 0, 0, packed([1]), 4, 1))
     b = histories.updated(b"b", AskedRow(0, 0, 0, packed([2]), 4, 1))
@@ -82,7 +82,7 @@ def test_clients_do_not_meet() -> None:
     assert len(histories) == 1
 
 
-def test_what_nobody_asks_for_is_forgotten_and_the_oldest_goes_first() -> None:
+def test_unused_histories_are_forgotten_oldest_first() -> None:
     clock, dropped = Clock(), list[int]()
     histories = Histories(
         lambda history: dropped.append(history.tokens[0]), most_sequences=2, most_tokens=10, clock=clock
@@ -102,7 +102,7 @@ def test_what_nobody_asks_for_is_forgotten_and_the_oldest_goes_first() -> None:
     assert len(histories) == 0
 
 
-def test_a_seeded_text_is_sampled_as_its_client_samples_it() -> None:
+def test_a_seeded_text_is_sampled_as_by_its_client() -> None:
     history = History(0)
     asked = AskedRow(0, 0, 0, packed([5, 6, 7]), 4, 2, False, Sampling(0.8, 40, 0.9, 0.1, 2**64 - 1, 3))
     history.read(asked)

@@ -1,4 +1,4 @@
-"""A draft server that is killed, by the process that it runs in, and texts that do not notice."""
+"""A draft server process that is killed and restarted, which changes no text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server() -> Iterator[KeptServer]:
 
 
 def write(engine: Engine, kill: object = None) -> list[list[int]]:
-    """Eight texts at once; one of them gives way in between."""
+    """Write eight texts at once; one of them is preempted midway."""
     wanted = [SamplingParams(max_tokens=48, ignore_eos=True, **way).resolve({}) for way in WAYS]  # type: ignore[arg-type]
     sequences = [engine.add(prompt, params) for prompt in PROMPTS for params in wanted]
     step = 0
@@ -55,7 +55,7 @@ def write(engine: Engine, kill: object = None) -> list[list[int]]:
     return [sequence.output_ids for sequence in sequences]
 
 
-def test_a_killed_drafter_costs_no_text_and_is_back(
+def test_a_killed_drafter_loses_no_text_and_is_restarted(
     server: KeptServer, target: LanguageModel, make_engine: MakeEngine
 ) -> None:
     expected = write(make_engine("none"))
@@ -71,21 +71,21 @@ def test_a_killed_drafter_costs_no_text_and_is_back(
         while server.pid == pid and time.monotonic() < end:
             time.sleep(0.05)
         connect(server.address, vocab_size).close()
-        time.sleep(2.1)  # until its own connection asks again
+        time.sleep(2.1)  # until its own connection tries again
         again = make_engine(drafter)
         assert write(again) == expected
         assert write(again) == expected
         assert again.stats.num_draft_tokens > 0
 
 
-def test_what_cannot_start_is_one_line() -> None:
+def test_a_failed_start_is_reported_in_one_line() -> None:
     settings = DraftServerSettings("/nowhere/at/all", None, LoadOptions(device="cpu"))
     with pytest.raises(ForedraftError, match="nowhere") as caught:
         KeptServer(settings, "tcp://127.0.0.1:0", KEY, 1)
     assert "\n" not in str(caught.value)
 
 
-def test_two_cannot_listen_at_one_place(server: KeptServer) -> None:
+def test_two_servers_cannot_listen_at_one_address(server: KeptServer) -> None:
     settings = DraftServerSettings(None, "suffix", LoadOptions(device="cpu"))
     with pytest.raises(ForedraftError, match=f"cannot listen at {server.address}"):
         KeptServer(settings, server.address, KEY, 1)

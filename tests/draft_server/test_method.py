@@ -1,4 +1,4 @@
-"""What a draft server can hold, and why it can hold nothing else."""
+"""Which methods a draft server can run, and why it refuses others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.heads.random_heads import HEAD_METHODS, embedded_head
 
 
 @pytest.mark.parametrize("method", HEAD_METHODS)
-def test_what_reads_the_target_stays_with_it(method: str) -> None:
+def test_methods_that_read_the_target_are_not_remote(method: str) -> None:
     with pytest.raises(ForedraftError, match=f"{method} drafts from what the target computed"):
         check_method(method, has_draft_model=True)
 
 
-def test_a_head_is_known_by_its_files() -> None:
+def test_a_head_is_recognised_by_its_files() -> None:
     settings = DraftServerSettings(str(embedded_head("eagle")), None, LoadOptions(device="cpu"))
     with pytest.raises(ForedraftError, match="eagle drafts from what the target computed"):
         load_drafter(settings)
@@ -47,7 +47,7 @@ def test_an_object_that_reads_the_target_is_refused() -> None:
         DraftServer(drafter, None)  # type: ignore[arg-type]
 
 
-def test_lookups_serve_any_vocabulary_and_models_their_own() -> None:
+def test_lookups_work_with_any_vocabulary_and_models_only_with_their_own() -> None:
     options = LoadOptions(device="cpu")
     drafter, vocabulary = load_drafter(DraftServerSettings(None, None, options))
     assert isinstance(drafter, SuffixDrafter)

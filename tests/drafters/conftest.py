@@ -1,4 +1,4 @@
-"""What every drafter's tests share: how to build each one, and how to call it."""
+"""Fixtures of the drafters' tests: they build drafters and requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DRAFTERS = [*(name for name in REGISTRY if name not in NEED_A_MODEL), *UNREGISTE
 
 @cache
 def ngram_server() -> str:
-    """It keeps nothing from one text to another."""
+    """The address of a draft server with NgramDrafter, which keeps nothing from one text to another."""
     return start(NgramDrafter())
 
 
@@ -59,7 +59,7 @@ def vocab_size() -> int:
 
 @pytest.fixture(scope="session")
 def make_drafter() -> Callable[[str], Drafter]:
-    """A new drafter by name, over VOCAB_SIZE ids. A drafter that needs a model joins by getting one here."""
+    """Makes a new drafter by name, over VOCAB_SIZE ids. Drafters that need a model would get it here."""
 
     def make(name: str) -> Drafter:
         if name in UNREGISTERED:
@@ -73,7 +73,7 @@ def make_drafter() -> Callable[[str], Drafter]:
 
 @pytest.fixture(scope="session")
 def make_request() -> Callable[..., DraftRequest]:
-    """A request: make_request(seq_id, tokens, max_len, **sampling_params); greedy if nothing else is said."""
+    """Makes a request: make_request(seq_id, tokens, max_len, **sampling_params). Greedy by default."""
 
     def make(seq_id: int, tokens: Sequence[int], max_len: int, **params: Any) -> DraftRequest:
         resolved = SamplingParams(**{"temperature": 0.0, **params}).resolve({})

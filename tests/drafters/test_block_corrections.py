@@ -1,4 +1,4 @@
-"""Block drafters with a serial correction: what each token goes by, and from which law it is drawn."""
+"""Block drafters with a serial correction: which tokens each token depends on, and the distribution it is drawn from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def head(request: pytest.FixtureRequest, target: LanguageModel) -> DFlashHead:
 
 
 def logits_after(head: DFlashHead, made: DraftRequest, drafted: list[int]) -> Tensor:
-    """[1, V], of the place behind these draft tokens: a walk over the block from its first row, one row at a time."""
+    """[1, V], the logits after these draft tokens, computed row by row from the block's first row."""
     assert made.features is not None
     assert head.correction is not None
     cache, anchor = new_drafter(head)._cache, len(made.features)
@@ -47,8 +47,8 @@ def logits_after(head: DFlashHead, made: DraftRequest, drafted: list[int]) -> Te
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 0.9, "seed": 7}, {"repetition_penalty": 1.4}], ids=["greedy", "seeded", "penalty"]
 )
-def test_each_token_goes_by_those_before(target: LanguageModel, head: DFlashHead, params: dict[str, Any]) -> None:
-    """Sequences of different lengths in one pass, one of them with forced tokens behind its history."""
+def test_each_token_depends_on_those_before(target: LanguageModel, head: DFlashHead, params: dict[str, Any]) -> None:
+    """Sequences of different lengths in one pass, one of them with forced tokens after its history."""
     made = [
         request(target, head, HISTORY, 9, 0, **params),
         request(target, head, HISTORY[:3], 1, 1, **params),
@@ -66,7 +66,7 @@ def test_each_token_goes_by_those_before(target: LanguageModel, head: DFlashHead
     assert {row for rows in proposal.draft_prob_rows for row in rows} == {CERTAIN}
 
 
-def test_sampled_tokens_name_the_laws_given_the_tokens_before(target: LanguageModel, head: DFlashHead) -> None:
+def test_sampled_tokens_name_the_distributions_given_the_tokens_before(target: LanguageModel, head: DFlashHead) -> None:
     made = [
         request(target, head, HISTORY, 4, temperature=0.8),
         request(target, head, HISTORY[:7], 2, 1, temperature=0.8),
@@ -82,7 +82,7 @@ def test_sampled_tokens_name_the_laws_given_the_tokens_before(target: LanguageMo
             assert laws[row, ids[place]] > 0
 
 
-def test_children_are_the_best_behind_their_own_parent(target: LanguageModel, head: DFlashHead) -> None:
+def test_children_are_the_likeliest_after_their_own_parent(target: LanguageModel, head: DFlashHead) -> None:
     shape = TreeShape.of_paths(
         [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), *([0] * n for n in (4, 5, 6, 7))]
     )
@@ -102,7 +102,7 @@ def test_children_are_the_best_behind_their_own_parent(target: LanguageModel, he
 @pytest.mark.parametrize(
     "kind", [kind if kind == "dspark-rnn" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
-def test_texts_are_the_targets_own(kind: str) -> None:
+def test_texts_are_plain_decodings(kind: str) -> None:
     """Greedy and seeded, alone and in a batch."""
     prompts = ["def add(a, b):", "Once upon a time", "import os", "The", "class A:", "x = 1", "In the", "for i"]
     every = [SamplingParams(max_tokens=24, temperature=0), SamplingParams(max_tokens=24, temperature=0.8, seed=5)]
@@ -114,7 +114,7 @@ def test_texts_are_the_targets_own(kind: str) -> None:
         assert drafting.generate(prompts[0], params)[0].outputs[0].token_ids == expected[0]
 
 
-def test_compiled_kernels_write_the_chains_of_the_plain_markov_correction(target: LanguageModel) -> None:
+def test_only_the_plain_markov_correction_uses_compiled_chains(target: LanguageModel) -> None:
     if target.body.kernels is None:
         pytest.skip("no compiled kernels here")
     compiled = {kind: attach_head(str(embedded_block_head(kind)), target) for kind in KINDS}

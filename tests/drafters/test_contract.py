@@ -1,5 +1,5 @@
-"""Law 4: what every drafter owes the engine, by the suite that users test theirs with. A registered drafter is tested here by
-itself."""
+"""Law 4: the contract between drafters and the engine, checked with the suite that users test their own drafters with. Registered
+drafters are included automatically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[[str], Drafter]
 
 
 class TestContract(DrafterContract):
-    invisible = False  # the registered drafters write texts in test_engine.py and test_llm.py
+    invisible = False  # test_engine.py and test_llm.py check the texts of registered drafters
 
     @pytest.fixture(autouse=True)
     def _named(self, drafter_name: str, make_drafter: Make, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""A small decoder over the target's own encoder as a draft model: it changes no text, and reads what the target's encoder gave."""
+"""A small decoder over the target's own encoder as draft model: it changes no text, and reads the output of the target's encoder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TREE = [(0,), (1,), (0, 0), (0, 0, 0)]
 
 @cache
 def draft(name: str, num_layers: int) -> Path:
-    """With the first of the target's layers, and the last if there is more than one."""
+    """A draft with this many of the target's layers: the first ones, and the last if there is more than one."""
     target = LLM(made(name), method="none").target
     folder = Path(mkdtemp())
     save_decoder(DecoderKind(num_layers).new(target, [], 0), folder, name, torch.float32)
@@ -51,7 +51,7 @@ def all_layers(name: str) -> int:
 
 @contextmanager
 def encoder_passes(llm: LLM) -> Iterator[list[int]]:
-    """The tokens of each."""
+    """Yields a list to which the number of tokens of each encoder pass is appended."""
     found: list[int] = []
     handle = llm.target.hf.get_encoder().register_forward_pre_hook(
         lambda _module, _args, inputs: found.append(inputs["input_ids"].shape[1]), with_kwargs=True
@@ -69,7 +69,7 @@ def test_texts_are_plain_decodings_with_preemption(name: str, kind: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_with_all_of_the_targets_layers_it_is_always_right(name: str) -> None:
+def test_with_all_of_the_targets_layers_drafts_are_always_right(name: str) -> None:
     for settings in ({}, {"temperature": 1.0}):
         llm = LLM(made(name), draft(name, all_layers(name)), speculative_tokens=3, seed=1)
         texts(llm, sources(6), **settings)
@@ -86,7 +86,7 @@ def test_trees_change_no_text() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_compiled_targets_give_what_they_encoded(quantization: str, tmp_path: Path) -> None:
+def test_compiled_targets_share_their_encoder_output(quantization: str, tmp_path: Path) -> None:
     copy.deepcopy(made("t5")).to(torch.bfloat16).save_pretrained(tmp_path)
     llm = LLM(tmp_path, draft("t5", 1), speculative_tokens=4, quantization=quantization, dtype="bfloat16")
     plain = llm.with_drafter("none")
@@ -94,15 +94,15 @@ def test_compiled_targets_give_what_they_encoded(quantization: str, tmp_path: Pa
         assert texts(llm, sources(8, seed=4), **settings) == texts(plain, sources(8, seed=4), **settings)
     acceptance = llm.engine.stats.conditional_acceptance
     assert acceptance is not None
-    assert acceptance > 0.1  # what it read was the source's: beside noise it is right in one of 96 places
+    assert acceptance > 0.1  # it read the right source: with a wrong one, 1 of 96 draft tokens would be right
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("name", NAMES)
-def test_over_a_compiled_target_it_is_compiled_too(name: str, quantization: str) -> None:
-    """With all of the target's layers its logits are the target's, bit by bit."""
+def test_over_a_compiled_target_the_draft_is_compiled_too(name: str, quantization: str) -> None:
+    """With all of the target's layers its logits are the target's, bit for bit."""
     hf = random_model(ENCODER_DECODERS[name].config())
-    if hasattr(hf, "final_logits_bias"):  # it is packed with the lm_head that both have
+    if hasattr(hf, "final_logits_bias"):  # it is packed with the lm_head, which both share
         hf.final_logits_bias.normal_(generator=torch.Generator().manual_seed(0))
     options = LoadOptions(device="cpu", dtype="bfloat16", quantization=quantization)
     target = probe_encoder_decoder(
@@ -124,7 +124,7 @@ def test_over_a_compiled_target_it_is_compiled_too(name: str, quantization: str)
         assert torch.equal(decoder.read([Read(0, text[start : start + 1], 1)], caches[1])[0], expected[start])
 
 
-def test_a_small_cache_is_enough_and_is_given_back() -> None:
+def test_a_small_cache_is_enough_and_is_freed() -> None:
     traits = LLM(made("bart"), method="none").target.traits
     room = 3 * (64 * traits.bytes_per_token + 80 * traits.bytes_per_source_token)
     llm = LLM(made("bart"), draft("bart", 1), speculative_tokens=4, cache_memory=room, max_num_batched_tokens=40)
@@ -143,7 +143,7 @@ def test_the_source_is_encoded_once() -> None:
     assert llm.engine.stats.num_draft_tokens > 0
 
 
-def test_what_the_encoder_gave_is_in_the_budget() -> None:
+def test_the_encoder_output_counts_in_the_budget() -> None:
     llm, plain = LLM(made("t5"), draft("t5", 1), speculative_tokens=3), LLM(made("t5"), method="none")
     source = sources(1)[0]
     for one in (llm, plain):
@@ -154,7 +154,7 @@ def test_what_the_encoder_gave_is_in_the_budget() -> None:
     assert llm.engine.cache.bytes_held - plain.engine.cache.bytes_held == held - without
 
 
-def test_the_owners_model_stays_as_it_is() -> None:
+def test_the_users_model_is_not_changed() -> None:
     hf = made("t5")
     embedding = hf.get_input_embeddings()
     required = [parameter.requires_grad for parameter in hf.parameters()]
@@ -163,7 +163,7 @@ def test_the_owners_model_stays_as_it_is() -> None:
     assert [parameter.requires_grad for parameter in hf.parameters()] == required
 
 
-def test_the_files_hold_the_decoders_own_weights_alone() -> None:
+def test_the_files_contain_only_the_decoders_own_weights() -> None:
     target = LLM(made("bart"), method="none").target
     names = own_weights(new_decoder(target, 1))
     assert names
@@ -173,7 +173,7 @@ def test_the_files_hold_the_decoders_own_weights_alone() -> None:
     assert config["spd_type"] == "shared_encoder"
 
 
-def test_what_does_not_fit_is_refused_in_one_line() -> None:
+def test_incompatible_targets_and_layers_are_refused() -> None:
     with pytest.raises(ModelError, match="over the encoder of a t5, but the target is a bart"):
         LLM(made("bart"), draft("t5", 1))
     with pytest.raises(ModelError, match="over the encoder of a t5, but the target is a llama"):

@@ -1,4 +1,4 @@
-"""What is DFlash's own business: a block over the target's features, and which row of it drafts which token."""
+"""The DFlash drafter: its block over the target's features, and which row of the block drafts which token."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def request(
     shape: TreeShape | None = None,
     **params: object,
 ) -> DraftRequest:
-    """As the engine makes it, once the target has read all but the pending token and what is forced."""
+    """A request as the engine makes it after the target has read everything but the pending and the forced tokens."""
     (features,) = target.read_features([tokens[: len(tokens) - 1 - num_forced]], head.config.taps)
     sampler = request_for(seq_id, tokens, max_len, **params).sampler
     return DraftRequest(seq_id, tokens, max_len, sampler, Features(features), num_forced, shape=shape)
 
 
 def place_logits(head: DFlashHead, made: DraftRequest) -> Tensor:
-    """[places, V], of those that are not forced, over a context that is injected anew."""
+    """[positions, V], the logits of the positions that are not forced, with a newly injected context."""
     assert made.features is not None
     cache, length = new_drafter(head)._cache, len(made.features)
     cache.reserve(0, 64)
@@ -63,10 +63,10 @@ def place_logits(head: DFlashHead, made: DraftRequest) -> Tensor:
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 0.9, "seed": 7}, {"repetition_penalty": 1.4}], ids=["greedy", "seeded", "penalty"]
 )
-def test_each_row_of_the_mask_drafts_its_own_place(
+def test_each_mask_row_drafts_the_token_of_its_position(
     target: LanguageModel, head: DFlashHead, params: dict[str, Any]
 ) -> None:
-    """Sequences of different lengths in one pass, one of them with forced tokens behind its history."""
+    """Sequences of different lengths in one pass, one of them with forced tokens after its history."""
     made = [
         request(target, head, HISTORY, 9, 0, **params),
         request(target, head, HISTORY[:3], 1, 1, **params),
@@ -83,7 +83,7 @@ def test_each_row_of_the_mask_drafts_its_own_place(
     assert {row for rows in proposal.draft_prob_rows for row in rows} == {CERTAIN}
 
 
-def test_the_context_follows_a_history_that_takes_or_leaves_the_draft(target: LanguageModel, head: DFlashHead) -> None:
+def test_the_context_follows_accepted_and_rejected_drafts(target: LanguageModel, head: DFlashHead) -> None:
     drafter, tokens = new_drafter(head), list(HISTORY)
     for taken, own in ((4, 17), (0, 300), (2, 19), (1, 300)):
         made = request(target, head, tokens)
@@ -94,17 +94,17 @@ def test_the_context_follows_a_history_that_takes_or_leaves_the_draft(target: La
     assert drafter.propose([other]).draft_ids == new_drafter(head).propose([other]).draft_ids
 
 
-def test_a_long_history_is_injected_in_passes_that_change_nothing(target: LanguageModel, head: DFlashHead) -> None:
+def test_injecting_a_long_history_in_several_passes_changes_no_draft(target: LanguageModel, head: DFlashHead) -> None:
     made = [request(target, head, HISTORY, 4, 0), request(target, head, HISTORY[:7], 4, 1)]
     assert new_drafter(head, max_rows=3).propose(made).draft_ids == new_drafter(head).propose(made).draft_ids
 
 
-def test_siblings_are_the_best_of_their_place(target: LanguageModel, head: DFlashHead) -> None:
+def test_siblings_are_the_likeliest_tokens_of_their_position(target: LanguageModel, head: DFlashHead) -> None:
     shape = TreeShape.of_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), *([0] * n for n in (4, 5, 6))])
     made = request(target, head, HISTORY, 9, shape=shape)
     best = place_logits(head, made).topk(2).indices.tolist()
     proposal = new_drafter(head).propose([made])
-    drafted = [node for node in range(len(shape)) if shape.depths[node] <= 4]  # a block drafts four
+    drafted = [node for node in range(len(shape)) if shape.depths[node] <= 4]  # a block drafts four tokens
     ranks = [shape.children[shape.parents[node]].index(node) for node in drafted]
     assert proposal.draft_parents == [[shape.parents[node] for node in drafted]]
     assert proposal.draft_ids == [
@@ -121,7 +121,7 @@ def test_sampled_tokens_name_their_distributions(target: LanguageModel, head: DF
     torch.testing.assert_close(proposal.token_probs.dense(4096).float(), expected, rtol=0.05, atol=2e-3)
 
 
-def test_what_cannot_be_drafted_is_not(target: LanguageModel, head: DFlashHead) -> None:
+def test_without_features_room_or_memory_there_is_no_draft(target: LanguageModel, head: DFlashHead) -> None:
     unread = DraftRequest(0, HISTORY, 4, request_for(0, HISTORY, 4).sampler, Features(torch.empty(0, 0)))
     all_forced = request(target, head, HISTORY, 4, 2, num_forced=4)
     drafter = new_drafter(head)
@@ -134,7 +134,7 @@ def test_what_cannot_be_drafted_is_not(target: LanguageModel, head: DFlashHead) 
     assert drafter.bytes_held == 0
 
 
-def test_a_block_drafter_is_needed(target: LanguageModel) -> None:
+def test_a_dflash_head_is_required(target: LanguageModel) -> None:
     for other in (None, random_head("eagle", target)):
         with pytest.raises(
             ForedraftError, match='"dflash" needs a DFlash head: give its directory or hub id as draft_model='
@@ -144,10 +144,10 @@ def test_a_block_drafter_is_needed(target: LanguageModel) -> None:
 
 @pytest.mark.slow
 class TestContract(DrafterContract):
-    """Law 4, with the features of an imaginary target."""
+    """Law 4, with features of a made-up target."""
 
     vocab_size = 4096
-    invisible = False  # it writes texts in tests/engine/test_engine.py
+    invisible = False  # tests/engine/test_engine.py checks its texts
 
     @pytest.fixture(autouse=True)
     def _with_head(self, head: DFlashHead) -> None:

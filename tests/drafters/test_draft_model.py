@@ -1,4 +1,4 @@
-"""A draft model: its drafts are what it would write in the target's place, and its cache follows every history."""
+"""A draft model: its drafts are what it would write itself, and its cache follows every history."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def drafter_of(model: LanguageModel, memory: int = 1 << 28, **settings: Any) -> 
 
 
 def logits_after(model: LanguageModel, tokens: list[int]) -> Tensor:
-    """[1, V], from a cache that has seen nothing."""
+    """[1, V], the logits after these tokens, with a new cache."""
     cache = model.new_cache(MemoryPool(1 << 28))
     assert cache.reserve(0, len(tokens))
     return model.read([Read(0, tokens, 1)], cache)
 
 
 def expected_draft(model: LanguageModel, request: DraftRequest) -> list[int]:
-    """Token by token, each from a fresh pass."""
+    """The expected draft, each token from a fresh pass."""
     ids: list[int] = []
     while len(ids) < request.max_len:
         logits = logits_after(model, [*request.tokens, *ids])
@@ -55,7 +55,7 @@ def drafts_of(drafter: DraftModelDrafter, requests: list[DraftRequest]) -> Propo
 
 
 @pytest.mark.parametrize("params", KINDS, ids=str)
-def test_greedy_and_seeded_drafts_are_certain_and_what_the_model_itself_would_write(
+def test_greedy_and_seeded_drafts_are_certain_and_the_models_own_text(
     params: dict[str, Any], draft: LanguageModel
 ) -> None:
     if not draft.traits.row_exact:
@@ -77,10 +77,10 @@ SHAPES = (
 @pytest.mark.parametrize(
     "params", [*KINDS[:3], {"temperature": 0.9}, {"temperature": 1.2, "seed": 4, "top_k": 3}], ids=str
 )
-def test_trees_in_one_call_are_those_level_by_level(
+def test_trees_grown_in_one_call_equal_those_grown_level_by_level(
     params: dict[str, Any], draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what the next step finds in the cache does not depend on how they were made."""
+    """The cache that the next step finds does not depend on how they were grown either."""
     if not (draft.can_grow and draft.traits.row_exact):
         pytest.skip("this machine has no compiled kernels, or none with exact rows")
     asked = [request_for(b, prompt, 10, **params) for b, prompt in enumerate(PROMPTS)]
@@ -121,7 +121,7 @@ def test_a_drawn_token_names_the_distribution_it_was_drawn_from(params: dict[str
             torch.testing.assert_close(dense[prob_row].float(), expected.float(), rtol=0.05, atol=2e-3)
 
 
-def test_its_cache_follows_a_history_that_takes_or_refuses_the_draft(draft: LanguageModel) -> None:
+def test_its_cache_follows_accepted_and_rejected_drafts(draft: LanguageModel) -> None:
     if not draft.traits.row_exact:
         pytest.skip("this machine's kernels do not give exact rows")
     drafter, history = drafter_of(draft), list(PROMPTS[0])
@@ -132,7 +132,7 @@ def test_its_cache_follows_a_history_that_takes_or_refuses_the_draft(draft: Lang
         history = [*history, *ids[:taken], own]
 
 
-def test_a_long_history_is_read_in_passes_that_change_nothing(draft: LanguageModel) -> None:
+def test_reading_a_long_history_in_several_passes_changes_no_draft(draft: LanguageModel) -> None:
     if not draft.traits.row_exact:
         pytest.skip("this machine's kernels do not give exact rows")
     requests = [request_for(b, prompt, 4) for b, prompt in enumerate(PROMPTS)]
@@ -152,7 +152,7 @@ def test_a_draft_ends_before_a_row_that_fails(draft: LanguageModel) -> None:
         assert proposal.lens.tolist() == [2, 5], params
 
 
-def test_there_is_no_draft_where_the_model_cannot_follow(draft: LanguageModel) -> None:
+def test_without_context_known_ids_or_memory_there_is_no_draft(draft: LanguageModel) -> None:
     context_len, vocab_size = draft.traits.context_len, draft.traits.vocab_size
     past = request_for(0, [7] * (context_len + 1), 4)
     at_the_end = request_for(1, [7] * context_len, 4)
@@ -165,7 +165,7 @@ def test_there_is_no_draft_where_the_model_cannot_follow(draft: LanguageModel) -
     assert short_of_memory.bytes_held == 0
 
 
-def test_forget_gives_the_memory_back(draft: LanguageModel) -> None:
+def test_forget_frees_the_memory(draft: LanguageModel) -> None:
     pool = MemoryPool(1 << 28)
     drafter = DraftModelDrafter(draft, draft.traits.vocab_size, pool)
     drafts_of(drafter, [request_for(b, prompt, 4) for b, prompt in enumerate(PROMPTS)])
@@ -177,7 +177,7 @@ def test_forget_gives_the_memory_back(draft: LanguageModel) -> None:
     assert (drafter.bytes_held, pool.used) == (0, 0)
 
 
-def test_logits_beyond_the_targets_vocabulary_are_cut_and_missing_ones_never_drafted(draft: LanguageModel) -> None:
+def test_logits_beyond_the_targets_vocabulary_are_cut_and_missing_ids_never_drafted(draft: LanguageModel) -> None:
     vocab_size = draft.traits.vocab_size
     for size in (200, vocab_size + 50):
         drafter = DraftModelDrafter(draft, size, MemoryPool(1 << 28))

@@ -1,4 +1,4 @@
-"""What is an EAGLE head's own business: which rows it reads with whose states, how it catches up, and what it holds."""
+"""The EAGLE drafter: which rows the head reads with which states, how it catches up, and what memory it holds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def request(
     num_forced: int = 0,
     **params: object,
 ) -> DraftRequest:
-    """As the engine makes it, once the target has read all but the pending token and what is forced."""
+    """A request as the engine makes it after the target has read everything but the pending and the forced tokens."""
     num_read = len(tokens) - 1 - num_forced
     cache = target.new_cache(MemoryPool(1 << 28), head.config.taps)
     cache.reserve(0, num_read)
@@ -65,7 +65,7 @@ def draft(proposal: Proposal) -> list[list[int]]:
 
 @torch.inference_mode()
 def by_hand(head: EagleHead | CompiledEagle, target: LanguageModel, tokens: Sequence[int], count: int) -> list[int]:
-    """The greedy draft, every row read anew in every pass."""
+    """The greedy draft, with every row read again in every pass."""
     made = request(target, head, tokens)
     assert made.features is not None
     states = head.fuse(made.features.since(0))
@@ -80,33 +80,35 @@ def by_hand(head: EagleHead | CompiledEagle, target: LanguageModel, tokens: Sequ
     return ids
 
 
-def test_the_draft_is_what_the_head_gives_row_by_row(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:
+def test_the_draft_is_what_the_head_gives_without_a_cache(
+    target: LanguageModel, head: EagleHead | CompiledEagle
+) -> None:
     proposal = new_drafter(head).propose([request(target, head, HISTORY)])
     assert draft(proposal) == [by_hand(head, target, HISTORY, 4)]
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED])
-def test_a_draft_does_not_depend_on_those_before(
+def test_a_draft_does_not_depend_on_earlier_drafts(
     target: LanguageModel, head: EagleHead | CompiledEagle, params: dict[str, object]
 ) -> None:
-    """Neither on accepted tokens nor on rejected ones, nor on rounds without a draft in between."""
+    """Whether they were accepted or rejected, and also after steps without a draft."""
     drafter = new_drafter(head)
-    for length in (3, 5, 6, 10, 7, 12):  # 7: a history that was rewound
+    for length in (3, 5, 6, 10, 7, 12):  # at 7 the history is shorter than before
         request_now = request(target, head, HISTORY[:length], **params)
         fresh = new_drafter(head).propose([request(target, head, HISTORY[:length], **params)])
         assert draft(drafter.propose([request_now])) == draft(fresh)
 
 
 class RestingPolicy(FixedPolicy):
-    """Drafts in every seventh step of a text only, as "auto" rests where drafts do not pay."""
+    """Drafts only at every seventh token of a text, as "auto" pauses where drafting is not worth its time."""
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
         return super().draft_budget(sequence) if sequence.num_output % 7 == 6 else NO_DRAFTING
 
 
 class NeverSkipped:
-    """Drafts with an EAGLE head, and compares each draft with that of a drafter that has seen nothing before. num_passes: how many
-    passes the head took for each draft."""
+    """Drafts with an EAGLE head, and compares each draft with that of a new drafter. num_passes: how many passes the head took for each
+    draft."""
 
     def __init__(self, head: EagleHead | CompiledEagle, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_passes: list[int] = []
@@ -139,7 +141,7 @@ class NeverSkipped:
 def test_after_steps_without_a_draft_a_head_catches_up_in_one_pass(
     target: LanguageModel, head: EagleHead | CompiledEagle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its drafts are those of a head that was never skipped, and cost no pass more: one that reads what stands, and in plain
+    """Its drafts are those of a head that was never skipped, and take no more passes: one that reads the new history, and in plain
     PyTorch one for each further token."""
     drafter = NeverSkipped(head, monkeypatch)
     engine = Engine(target, drafter, MemoryPool(1 << 28), policy=RestingPolicy("NeverSkipped"), seed=0)
@@ -154,7 +156,9 @@ def test_after_steps_without_a_draft_a_head_catches_up_in_one_pass(
     assert set(drafter.num_passes) == {1 if isinstance(head, CompiledEagle) else 3}
 
 
-def test_another_history_under_the_same_id_is_read_anew(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:
+def test_a_new_history_of_a_forgotten_sequence_is_read_from_its_beginning(
+    target: LanguageModel, head: EagleHead | CompiledEagle
+) -> None:
     drafter = new_drafter(head)
     drafter.propose([request(target, head, HISTORY)])
     other = [0, 616, *HISTORY[2:]]
@@ -162,7 +166,7 @@ def test_another_history_under_the_same_id_is_read_anew(target: LanguageModel, h
     assert draft(drafter.propose([request(target, head, other)])) == [by_hand(head, target, other, 4)]
 
 
-def test_a_batch_and_small_passes_give_the_drafts_of_each_alone(
+def test_batches_and_small_passes_give_the_drafts_of_each_request_alone(
     target: LanguageModel, head: EagleHead | CompiledEagle
 ) -> None:
     histories = [HISTORY, HISTORY[:2], [0, *range(500, 530)]]
@@ -173,8 +177,8 @@ def test_a_batch_and_small_passes_give_the_drafts_of_each_alone(
 
 
 def test_beyond_its_window_a_head_drafts_as_if_the_text_began_there(target: LanguageModel) -> None:
-    """The first draft token is drawn as by a head that has read the last tokens alone, at every length of the text. The module and
-    the compiled head agree."""
+    """The first draft token's distribution is that of a head that has read only the last tokens, at different lengths of the text. The
+    module and the compiled head agree."""
     window, history = 8, [*HISTORY, *range(300, 320), *HISTORY]
     capped = attach_head(str(embedded_head("eagle")), target, options=HeadOptions(window))
     checkpoint, ends = load_head(str(embedded_head("eagle")), TargetShape.of(target.hf.config)), TargetEnds(target.hf)
@@ -200,7 +204,7 @@ def test_beyond_its_window_a_head_drafts_as_if_the_text_began_there(target: Lang
 def test_forced_tokens_are_read_with_the_heads_own_states(
     target: LanguageModel, head: EagleHead | CompiledEagle
 ) -> None:
-    """As if the head had drafted them: its draft behind its own first tokens is the rest of its draft."""
+    """As if the head had drafted them: if its own first draft tokens are forced, the rest of its draft is the same."""
     whole = by_hand(head, target, HISTORY, 5)
     behind = request(target, head, [*HISTORY, *whole[:2]], 3, num_forced=2)
     assert draft(new_drafter(head).propose([behind])) == [whole[2:]]
@@ -232,7 +236,7 @@ def test_sampled_tokens_come_from_their_distributions_and_only_from_the_heads_vo
     assert float(proposal.probs[:, outside].sum()) == 0.0
 
 
-def test_memory_is_taken_from_the_pool_and_given_back(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:
+def test_memory_is_taken_from_the_pool_and_returned(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:
     pool = MemoryPool(64 * head.bytes_per_token)
     drafter = EagleDrafter(head, 4096, pool, context_len=1024)
     assert len(draft(drafter.propose([request(target, head, HISTORY)]))[0]) == 4
@@ -242,7 +246,7 @@ def test_memory_is_taken_from_the_pool_and_given_back(target: LanguageModel, hea
     assert pool.used == 0
 
 
-def test_a_head_is_needed() -> None:
+def test_a_head_is_required() -> None:
     with pytest.raises(
         ForedraftError, match='"eagle" needs an EAGLE head: give its directory or hub id as draft_model='
     ):
@@ -251,10 +255,10 @@ def test_a_head_is_needed() -> None:
 
 @pytest.mark.slow
 class TestContract(DrafterContract):
-    """Law 4, with the features of an imaginary target."""
+    """Law 4, with features of a made-up target."""
 
     vocab_size = 4096
-    invisible = False  # it writes texts in tests/engine/test_engine.py
+    invisible = False  # tests/engine/test_engine.py checks its texts
 
     @pytest.fixture(autouse=True)
     def _with_head(self, head: EagleHead | CompiledEagle) -> None:

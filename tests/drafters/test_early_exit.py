@@ -1,5 +1,4 @@
-"""What is the early exit's own business: that it drafts what the target's first layers give, over the target's own cache, and leaves
-no trace there."""
+"""The early-exit drafter: it drafts what the target's first layers give, with the target's own cache, and leaves no trace there."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ LAYER = 3
 
 @pytest.fixture(scope="module", params=["compiled", "library"])
 def model(request: pytest.FixtureRequest, target: LanguageModel) -> LanguageModel:
-    """The embedded target, by the fastest kernels that are there and by the library's own code."""
+    """The embedded target, with the fastest available kernels and with transformers' own code."""
     if request.param == "compiled":
         return target
     return load_model(EMBEDDED / "target", LoadOptions(dtype="float32", device="cpu", kernels="torch"))
@@ -48,7 +47,7 @@ def exit_head(request: pytest.FixtureRequest, model: LanguageModel) -> EarlyExit
 def reading(
     model: LanguageModel, tokens: Sequence[int], num_read: int, seq_id: int = 0, taps: tuple[int, ...] = ()
 ) -> KVCache:
-    """The target's cache when it has read so many of these tokens, with room for a draft."""
+    """The target's cache after it has read the first num_read tokens, with room for a draft."""
     cache = model.new_cache(MemoryPool(1 << 28), taps)
     cache.reserve(seq_id, len(tokens) + 8)
     if num_read:
@@ -59,7 +58,7 @@ def reading(
 def request(
     model: LanguageModel, tokens: Sequence[int], max_len: int = 4, seq_id: int = 0, num_forced: int = 0, **params: Any
 ) -> DraftRequest:
-    """As the engine makes it, once the target has read all but the pending token and what is forced."""
+    """A request as the engine makes it after the target has read everything but the pending and the forced tokens."""
     cache = reading(model, tokens, len(tokens) - 1 - num_forced, seq_id)
     made = request_for(seq_id, tokens, max_len, **params)
     return replace(made, num_forced=num_forced, region=cache.region(seq_id).shared_view())
@@ -67,7 +66,7 @@ def request(
 
 @torch.inference_mode()
 def by_hand(model: LanguageModel, trained: Exit | None, tokens: Sequence[int], count: int) -> list[int]:
-    """The greedy draft, from a tap of the whole model: every token is read by all layers, in a pass of its own history."""
+    """The greedy draft from a tap of the whole model. For each token all layers read the whole history again."""
     norm, ids = model.hf.model.norm, list[int]()  # type: ignore[union-attr]
     for _ in range(count):
         rows = [*tokens, *ids]
@@ -102,8 +101,8 @@ def test_forced_tokens_are_read_before_the_draft(model: LanguageModel, exit_head
     assert drafter.propose([behind]).draft_ids == [whole[2:]]
 
 
-def test_logits_processors_are_heeded(model: LanguageModel, exit_head: EarlyExit) -> None:
-    """A pass for each token then: the likeliest first token is banned, and another one comes."""
+def test_logits_processors_are_applied(model: LanguageModel, exit_head: EarlyExit) -> None:
+    """Each token then takes a pass of its own. Here the likeliest first token is banned."""
     drafter = EarlyExitDrafter(exit_head, 4096)
     (free,) = drafter.propose([request(model, HISTORY)]).draft_ids
     (other,) = drafter.propose([request(model, HISTORY, logit_bias={free[0]: -100.0})]).draft_ids
@@ -118,8 +117,8 @@ def test_sampled_tokens_name_their_distributions(model: LanguageModel, exit_head
     check_proposal(proposal, requests, 4096)
 
 
-def test_the_targets_cache_is_as_if_nothing_had_been_drafted(model: LanguageModel, exit_head: EarlyExit) -> None:
-    """The drafted tokens' keys and values lie behind those of the history, and the next pass writes its own."""
+def test_drafting_does_not_change_the_targets_cache(model: LanguageModel, exit_head: EarlyExit) -> None:
+    """The draft tokens' keys and values are after those of the history, where the next pass overwrites them."""
     cache = reading(model, HISTORY, len(HISTORY) - 1)
     held = cache.region(0)
     made = request_for(0, HISTORY, 4)
@@ -138,7 +137,7 @@ def test_nothing_is_drafted_before_the_target_has_read_the_history(model: Langua
     assert EarlyExitDrafter(exit_head, 4096).propose([partly, nothing, without]).draft_ids == [[], [], []]
 
 
-def test_an_exit_is_needed() -> None:
+def test_an_exit_is_required() -> None:
     with pytest.raises(
         ForedraftError, match='"early_exit" needs a layer: give exit_layer=, or the directory of a trained exit'
     ):
@@ -146,7 +145,7 @@ def test_an_exit_is_needed() -> None:
 
 
 class TestContract(DrafterContract):
-    """Law 4 over the embedded target's own cache, and law 2."""
+    """Laws 4 and 2, with the embedded target's own cache."""
 
     @pytest.fixture(autouse=True)
     def _with_target(self, target: LanguageModel) -> None:
@@ -157,12 +156,12 @@ class TestContract(DrafterContract):
         return EarlyExitDrafter(self._exit, vocab_size)
 
     def _ask(self, drafter: Any, requests: list[DraftRequest]) -> Proposal:
-        """Each request with the keys and values of its history."""
+        """Adds the keys and values of its history to each request."""
         requests = [replace(each, region=self._cache(each).region(each.seq_id).shared_view()) for each in requests]
         return super()._ask(drafter, requests)
 
     def _cache(self, request: DraftRequest) -> KVCache:
-        """Read once for each history: what drafters leave behind it is overwritten."""
+        """The cache for a history, which is read once: what drafters write after it is overwritten."""
         key = (request.seq_id, *request.tokens)
         if key not in self._caches:
             self._caches[key] = reading(self._target, request.tokens, len(request.tokens) - 1, request.seq_id)

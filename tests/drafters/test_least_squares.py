@@ -1,4 +1,4 @@
-"""Recursive least squares against the normal equations, and what its drift is for."""
+"""Recursive least squares, compared with the normal equations, and the effect of its drift."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def examples(count: int, seed: int, num_outputs: int = OUTPUTS) -> tuple[Tensor, Tensor, Tensor]:
-    """inputs, outputs, and the weights behind them."""
+    """(inputs, outputs, the weights that map one to the other)"""
     inputs = normalize(torch.randn(count, INPUTS, generator=generator(seed)))
     weight = torch.randn(num_outputs, INPUTS, generator=generator(seed + 1000))
     return inputs, inputs @ weight.T, weight
@@ -37,7 +37,7 @@ def test_without_drift_it_solves_the_normal_equations() -> None:
     assert torch.allclose(model.weight.double(), wanted, atol=1e-4)
 
 
-def test_with_drift_it_follows_what_changed() -> None:
+def test_with_drift_it_follows_a_change() -> None:
     def distance(drift: float) -> float:
         model = RecursiveLeastSquares(INPUTS, OUTPUTS, drift=drift)
         learn(model, *examples(4000, 1)[:2])
@@ -48,8 +48,8 @@ def test_with_drift_it_follows_what_changed() -> None:
     assert distance(0.03) < 0.2 < 0.8 < distance(0.0)
 
 
-def test_the_covariance_stays_between_nothing_and_that_of_the_beginning() -> None:
-    """Also in directions that no example has, where plain forgetting lets it grow without bound."""
+def test_the_covariance_stays_between_zero_and_the_prior() -> None:
+    """Also in directions that no example has, where plain forgetting would let it grow without bound."""
     inputs, outputs, _ = examples(20_000, 1)
     inputs[:, INPUTS // 2 :] = 0
     model = RecursiveLeastSquares(INPUTS, OUTPUTS, prior_variance=3.0, drift=0.03)
@@ -60,7 +60,7 @@ def test_the_covariance_stays_between_nothing_and_that_of_the_beginning() -> Non
     assert torch.equal(model._covariance, model._covariance.T)
 
 
-def test_a_block_with_a_number_that_is_not_finite_is_left_out() -> None:
+def test_blocks_with_numbers_that_are_not_finite_are_ignored() -> None:
     inputs, outputs, _ = examples(BLOCK, 1)
     model = RecursiveLeastSquares(INPUTS, OUTPUTS)
     learn(model, inputs, outputs)

@@ -1,4 +1,4 @@
-"""What is Medusa's own business: which head drafts which token."""
+"""The Medusa drafter: which head drafts which token."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def request(
 
 @torch.inference_mode()
 def likeliest(head: MedusaHead, made: DraftRequest) -> list[int]:
-    """Of every head, for the last row that the target has read."""
+    """The likeliest token of every head, for the last row that the target has read."""
     assert made.features is not None
     logits = head(made.features.since(len(made.features) - 1))[0]
     return [int(head.on_target(logits[i : i + 1]).argmax()) for i in range(head.config.num_heads)]
 
 
-def test_head_h_drafts_the_token_h_places_behind_the_pending_one(head: MedusaHead) -> None:
+def test_head_h_drafts_the_token_h_positions_after_the_pending_one(head: MedusaHead) -> None:
     made = [request(head, HISTORY, 3), request(head, HISTORY[:4], 9), request(head, HISTORY[:5], 1)]
     drafts = MedusaDrafter(head, 4096).propose(made).draft_ids
     assert drafts == [likeliest(head, made[0])[:3], likeliest(head, made[1]), likeliest(head, made[2])[:1]]
 
 
-def test_heads_of_forced_places_are_passed_over(head: MedusaHead) -> None:
+def test_heads_of_forced_positions_are_skipped(head: MedusaHead) -> None:
     made = request(head, [*HISTORY, 5, 6], 9, num_forced=2)
     assert MedusaDrafter(head, 4096).propose([made]).draft_ids == [likeliest(head, made)[2:]]
     all_forced = request(head, [*HISTORY, *range(9)], 9, num_forced=9)
@@ -64,7 +64,7 @@ def test_sampled_tokens_name_their_distributions(head: MedusaHead) -> None:
     assert torch.allclose(proposal.probs.sum(-1), torch.ones(4), atol=1e-4)
 
 
-def test_heads_are_needed() -> None:
+def test_heads_are_required() -> None:
     with pytest.raises(
         ForedraftError, match='"medusa" needs Medusa heads: give their directory or hub id as draft_model='
     ):
@@ -73,10 +73,10 @@ def test_heads_are_needed() -> None:
 
 @pytest.mark.slow
 class TestContract(DrafterContract):
-    """Law 4, with the features of an imaginary target."""
+    """Law 4, with features of a made-up target."""
 
     vocab_size = 4096
-    invisible = False  # it writes texts in tests/engine/test_engine.py
+    invisible = False  # tests/engine/test_engine.py checks its texts
 
     @pytest.fixture(autouse=True)
     def _with_head(self, head: MedusaHead) -> None:

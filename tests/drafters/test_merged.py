@@ -1,4 +1,4 @@
-"""A merged tree has what its parts have in common once, the likeliest of the rest, and no node that depends on deeper noise."""
+"""Merged trees contain common nodes once, then the likeliest other ones, and their choice of nodes does not depend on deeper noise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VOCAB_SIZE = 3
 
 @dataclass
 class Fixed:
-    """Answers every request with the same tokens. asked: what it was asked."""
+    """Drafts the same tokens for every request. asked: the requests it got."""
 
     ids: Sequence[int]
     parents: Sequence[int] | None = None
@@ -65,7 +65,7 @@ def paths_of(ids: Sequence[int], parents: Sequence[int] | None) -> list[tuple[in
 
 
 def wide(*sizes: int) -> TreeShape:
-    """A shape with so many nodes at each depth."""
+    """A shape with these numbers of nodes at each depth."""
     parents, first = [ROOT] * sizes[0], 0
     for before, size in pairwise(sizes):
         parents += [first + i % before for i in range(size)]
@@ -73,10 +73,10 @@ def wide(*sizes: int) -> TreeShape:
     return TreeShape(tuple(parents))
 
 
-# --- which nodes it has -------------------------------------------------------------------------------------------
+# --- which nodes a merged tree has --------------------------------------------------------------------------------
 
 
-def test_what_parts_have_in_common_is_drafted_once(make_request: MakeRequest) -> None:
+def test_nodes_that_parts_have_in_common_are_drafted_once(make_request: MakeRequest) -> None:
     drafter = merged(Fixed([5, 6, 7]), Fixed([5, 6, 8, 9], [ROOT, 0, 1, 1]))
     request = replace(make_request(0, [1, 2], 8), shape=wide(2, 2, 2))
     found = paths_of(*draft(drafter, request))
@@ -101,14 +101,14 @@ def test_free_rows_are_the_next_best_siblings(
     assert (set(ids), parents) == (expected, [ROOT, ROOT])
 
 
-def test_a_row_that_a_depth_does_not_use_is_left_to_the_next(make_request: MakeRequest) -> None:
+def test_rows_that_a_depth_does_not_use_are_left_to_the_next(make_request: MakeRequest) -> None:
     drafter = merged(Fixed([5, 6, 7, 8], [ROOT, 0, 0, 0]), Fixed([5, 6], [ROOT, 0]))
     found = paths_of(*draft(drafter, replace(make_request(0, [1, 2], 8), shape=wide(2, 2))))
     assert found == [(5,), (5, 6), (5, 7), (5, 8)]
 
 
 def test_tokens_of_the_part_that_was_right_come_first(make_request: MakeRequest) -> None:
-    """And of one that was right in this text, before one that was right in others."""
+    """What was right in this text counts more than what was right in others."""
     often, seldom = Fixed([5]), Fixed([6])
     drafter = merged(often, seldom)
     tokens = [1]
@@ -125,8 +125,8 @@ def test_tokens_of_the_part_that_was_right_come_first(make_request: MakeRequest)
     assert ids == [5, 6]
 
 
-def test_without_a_shape_it_drafts_a_chain_of_the_likeliest(make_request: MakeRequest) -> None:
-    """Without a seed it is verified as a tree, since it is not drawn."""
+def test_without_a_shape_it_drafts_a_chain_of_the_likeliest_tokens(make_request: MakeRequest) -> None:
+    """Without a seed the chain is verified as a tree, since it is not drawn."""
     drafter = merged(Fixed([]), Fixed([6, 7]))
     assert draft(drafter, make_request(0, [1, 2], 8)) == ([6, 7], None)
     assert draft(drafter, make_request(1, [1, 2], 8, temperature=1.0, seed=2)) == ([6, 7], None)
@@ -136,7 +136,7 @@ def test_without_a_shape_it_drafts_a_chain_of_the_likeliest(make_request: MakeRe
 
 @st.composite
 def trees(draw: st.DrawFn, most: int = 7) -> Paths:
-    """As the set of the paths to its nodes."""
+    """Draws a tree, as the set of the paths to its nodes."""
     paths: list[tuple[int, ...]] = []
     for _ in range(draw(st.integers(0, most))):
         before = draw(st.sampled_from([(), *paths]))
@@ -159,7 +159,7 @@ def counted_shares(data: st.DataObject) -> AcceptedShares:
 def by_brute_force(
     parts: Sequence[Paths], shares: Sequence[AcceptedShares], sizes: Sequence[int]
 ) -> Mapping[tuple[int, ...], float]:
-    """The chance of each path that is drafted."""
+    """The paths that should be drafted, with the probability of each."""
     chosen: dict[tuple[int, ...], float] = {(): 1.0}
     for depth, size in enumerate(sizes):
         spare = sum(sizes[:depth]) - (len(chosen) - 1)
@@ -181,14 +181,16 @@ def by_brute_force(
     data=st.data(),
 )
 @settings(max_examples=300, deadline=None)
-def test_it_has_the_likeliest_nodes_of_each_depth(parts: list[Paths], sizes: list[int], data: st.DataObject) -> None:
+def test_a_merged_tree_has_the_likeliest_nodes_of_each_depth(
+    parts: list[Paths], sizes: list[int], data: st.DataObject
+) -> None:
     shares = [counted_shares(data) for _ in parts]
     found = paths_of(*merge([offer_of(part) for part in parts], shares, sizes))
     expected = by_brute_force(parts, shares, sizes)
     assert len(found) == len(set(found)) <= sum(sizes)
     assert set(found) <= set(chain(*parts))
     differing = set(found) ^ set(expected)
-    if differing:  # only by ties; what lies behind other tokens differs too
+    if differing:  # ties only; nodes below a differing one differ too
         depth = min(map(len, differing))
         assert sum(len(path) == depth for path in found) == sum(len(path) == depth for path in expected)
         worst = min(chance for path, chance in expected.items() if len(path) == depth)
@@ -203,7 +205,7 @@ def test_it_has_the_likeliest_nodes_of_each_depth(parts: list[Paths], sizes: lis
     data=st.data(),
 )
 @settings(max_examples=300, deadline=None)
-def test_what_it_has_at_a_depth_does_not_depend_on_deeper_offers(
+def test_the_nodes_of_a_depth_do_not_depend_on_deeper_offers(
     parts: list[Paths], sizes: list[int], depth: int, data: st.DataObject
 ) -> None:
     shares = [counted_shares(data) for _ in parts]
@@ -225,8 +227,8 @@ def _law_error(ids: tuple[int, ...], parents: tuple[int, ...]) -> float:
 @pytest.mark.parametrize(
     "shape", [wide(1, 1, 1, 1), wide(2, 1, 1), wide(2, 2), wide(3, 1)], ids=lambda shape: str(shape.parents)
 )
-def test_every_merged_tree_has_the_targets_law(make_request: MakeRequest, shape: TreeShape) -> None:
-    """Of all pairs of trees of up to three nodes."""
+def test_every_merged_tree_has_the_targets_distribution(make_request: MakeRequest, shape: TreeShape) -> None:
+    """For all pairs of trees of up to three nodes."""
     request, seen = replace(make_request(0, [1, 2], 4), shape=shape), set()
     for one, other in product(SMALL, SMALL):
         proposal = merged(Fixed(*as_proposed(one)), Fixed(*as_proposed(other))).propose([request])
@@ -239,18 +241,18 @@ def test_every_merged_tree_has_the_targets_law(make_request: MakeRequest, shape:
 
 
 NUM_NOISES = 4
-"""Values of the noise of a place, all equally likely. A token's probability is a multiple of a fourth then."""
+"""How many equally likely values the noise of a position has here. So each token's probability is a multiple of 1/4."""
 
 
 def token_under(prefix: tuple[int, ...], noise: int, model: int) -> int:
-    """What a model takes next where this is the noise of the place. model 0: the target"""
+    """The token that a model chooses next, given the noise of the position. model 0 is the target."""
     table = (0, 0, 1, 2), (0, 1, 1, 2), (0, 2, 2, 1), (1, 1, 0, 2)
     return table[(sum(prefix) + 2 * len(prefix) + model) % len(table)][noise]
 
 
 @dataclass
 class SharedNoise:
-    """Drafts the two likeliest tokens of a model under the noise of each place, and a chain behind the first. noises: of each depth."""
+    """Drafts two tokens of a model at each depth, given its noise, and continues after the first. noises: by depth."""
 
     noises: Sequence[int]
     model: int
@@ -266,13 +268,14 @@ class SharedNoise:
         return Proposal.certain([ids] * len(requests), [parents] * len(requests))
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is no state to drop."""
 
 
 def law_of_a_tree_then_fresh_noise(request: DraftRequest, chain_ids: Sequence[int], model: int) -> float:
-    """The error of a text whose first step is a merged tree, and which goes on by noise of its own, as sampled chains do.
+    """The error in the distribution of a text whose first step is a merged tree, and whose next steps have fresh noise, as sampled
+    chains do.
 
-    Every noise of every place is enumerated. The tree's depths are drafted with the noise that the target draws with.
+    Every noise of every position is enumerated. The tree is drafted with the noise that the target draws with.
     """
     depth = 3
     law: Counter[tuple[int, ...]] = Counter()
@@ -310,17 +313,15 @@ def _errors(make_request: MakeRequest, shape: TreeShape) -> list[float]:
 
 
 @pytest.mark.parametrize("shape", [wide(1, 1, 1), wide(1, 2, 1), wide(2, 2, 2)], ids=lambda shape: str(shape.parents))
-def test_a_tree_step_may_be_followed_by_steps_with_noise_of_their_own(
-    make_request: MakeRequest, shape: TreeShape
-) -> None:
-    """As for a request without a seed, whose trees share the target's noise and whose chains do not."""
+def test_a_tree_step_may_be_followed_by_steps_with_fresh_noise(make_request: MakeRequest, shape: TreeShape) -> None:
+    """As in a request without a seed, whose trees share the target's noise and whose chains do not."""
     assert max(_errors(make_request, shape)) <= EXACT
 
 
-def test_rows_given_to_depths_that_are_decided_already_would_break_that(
+def test_giving_unused_rows_to_earlier_depths_is_detected(
     make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seeded bug: what all depths leave unused goes to the first one."""
+    """A seeded bug: rows that all depths leave unused go to the first one."""
 
     def looking_ahead(
         offers: Sequence[Offer], shares: Sequence[AcceptedShares], sizes: Sequence[int]
@@ -332,10 +333,8 @@ def test_rows_given_to_depths_that_are_decided_already_would_break_that(
     assert max(_errors(make_request, wide(1, 4, 1))) > BROKEN
 
 
-def test_duplicate_siblings_counted_twice_break_the_contract(
-    make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A seeded bug: each part's tokens are nodes of their own."""
+def test_duplicate_siblings_break_the_contract(make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seeded bug: equal tokens of several parts become separate nodes."""
 
     def each_its_own(
         node: merged_module._Node, place: int, depth: int, offers: Sequence[Offer], shares: Sequence[AcceptedShares]
@@ -361,12 +360,12 @@ def test_duplicate_siblings_counted_twice_break_the_contract(
 @pytest.mark.parametrize(
     "parts", [[NgramDrafter()], [SuffixDrafter(), NoDrafter()]], ids=["one", "one that grows none"]
 )
-def test_it_needs_two_that_grow_trees(parts: list[Drafter]) -> None:
+def test_at_least_two_parts_must_grow_trees(parts: list[Drafter]) -> None:
     with pytest.raises(ForedraftError, match="a merged tree needs two or more drafters that grow trees"):
         merged(*parts)
 
 
-def test_a_part_must_not_draw(make_request: MakeRequest) -> None:
+def test_parts_must_not_draw_tokens(make_request: MakeRequest) -> None:
     class Drawing(Fixed):
         def propose(self, requests: list[DraftRequest]) -> Proposal:
             laws = TokenProbs(torch.full((1, 16), 1 / 16))
@@ -376,7 +375,7 @@ def test_a_part_must_not_draw(make_request: MakeRequest) -> None:
         merged(Fixed([5]), Drawing([])).propose([make_request(0, [1, 2], 4, temperature=1.0)])
 
 
-def test_each_part_gets_what_it_reads(make_request: MakeRequest) -> None:
+def test_each_part_gets_its_own_features_and_cache(make_request: MakeRequest) -> None:
     parts = Fixed([]), Fixed([], taps=(5,)), Fixed([], taps=(2, 5), shares_cache=True)
     drafter = merged(*parts)
     assert (drafter.taps, drafter.shares_cache) == ((2, 5), True)
@@ -394,7 +393,7 @@ def test_each_part_gets_what_it_reads(make_request: MakeRequest) -> None:
         assert torch.equal(second.features.since(1), features.since(1)[:, 2:])
 
 
-def test_an_unseeded_request_is_asked_for_a_chain_that_is_not_drawn(make_request: MakeRequest) -> None:
+def test_parts_get_unseeded_requests_as_chain_shapes_so_that_they_do_not_draw(make_request: MakeRequest) -> None:
     part = Fixed([])
     requests = [
         make_request(0, [1], 3),
@@ -405,7 +404,7 @@ def test_an_unseeded_request_is_asked_for_a_chain_that_is_not_drawn(make_request
     assert [request.shape for request in part.asked] == [None, None, TreeShape.chain(3)]
 
 
-def test_it_forgets_with_its_parts_but_lets_them_retain_by_themselves(make_request: MakeRequest) -> None:
+def test_forget_reaches_the_parts_and_retain_does_not_forget(make_request: MakeRequest) -> None:
     parts = Fixed([5]), Fixed([6])
     drafter = merged(*parts)
     drafter.propose([make_request(seq_id, [1, 2], 4) for seq_id in range(3)])
@@ -416,7 +415,7 @@ def test_it_forgets_with_its_parts_but_lets_them_retain_by_themselves(make_reque
     assert not drafter._histories
 
 
-def test_shares_follow_the_text() -> None:
+def test_accepted_shares_adapt() -> None:
     shares = AcceptedShares(lambda depth, rank: 0.5)
     for stood in [True] * 1000 + [False] * 1000:
         shares.count(0, 0, stood=stood)
@@ -424,7 +423,7 @@ def test_shares_follow_the_text() -> None:
     assert shares.of(1, 0) == 0.5
 
 
-def test_a_text_is_compared_as_far_as_it_went() -> None:
+def test_an_offer_is_compared_with_the_text_as_far_as_it_was_right() -> None:
     offer, shares = Offer.of([5, 6, 7], [ROOT, ROOT, 1]), AcceptedShares(lambda depth, rank: 0.5)
     offer.compare([6, 8, 9], [shares])
     assert shares.of(0, 0) < 0.5 < shares.of(0, 1)

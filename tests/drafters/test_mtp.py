@@ -1,4 +1,4 @@
-"""What is the MTP drafters' own business, and law 2 for them: texts are plain decoding's. Their numbers are in tests/heads/test_mtp.py."""
+"""The MTP drafters, and law 2 for them: texts are plain decoding's. tests/heads/test_mtp.py tests the heads' numbers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ NUM_LAYERS = [1, 3]
 
 
 def texts_of(llm: LLM, gammas: Sequence[int | str], preempted: int | None = None) -> list[list[int]]:
-    """Of every prompt in every kind, as many at a time as the LLM runs. gammas: of the requests in turn. preempted: the step from which
-    on the first text that has begun is preempted."""
+    """The texts of every prompt with every kind of sampling, as many at a time as the LLM runs. gammas: of the requests in turn.
+    preempted: preempt the first text that has begun, at this step or later."""
     engine, of_request = llm.engine, cycle(gammas)
     sequences = [
         engine.add(
@@ -72,7 +72,7 @@ def plain() -> list[list[int]]:
     ("num_layers", "num_running"), [(1, 1), (1, 8), (2, 8), pytest.param(2, 1, marks=pytest.mark.slow)]
 )
 def test_texts_are_plain_decodings(plain: list[list[int]], num_layers: int, num_running: int) -> None:
-    """Greedy and seeded. In the first run a text is preempted, in the second one prompts are found in the cache."""
+    """Greedy and seeded. In the first run a text is preempted; in the second the prompts are in the cache."""
     llm = LLM(fitted_mtp(num_layers), method="mtp", num_threads=1, max_num_seqs=num_running, max_num_batched_tokens=64)
     assert texts_of(llm, [4], preempted=7) == plain
     stats = llm.engine.stats
@@ -82,8 +82,8 @@ def test_texts_are_plain_decodings(plain: list[list[int]], num_layers: int, num_
 
 
 @pytest.mark.slow
-def test_texts_of_a_rounded_target_are_plain_decodings() -> None:
-    """Its MTP layers are not rounded."""
+def test_texts_of_a_quantised_target_are_plain_decodings() -> None:
+    """Its MTP layers are not quantised."""
     llm = LLM(fitted_mtp(), method="mtp", quantization="int8", num_threads=1)
     assert llm.head_identity is not None
     assert llm.head_identity.quantization is None
@@ -91,7 +91,7 @@ def test_texts_of_a_rounded_target_are_plain_decodings() -> None:
     assert llm.engine.stats.num_accepted_tokens > 20
 
 
-def test_rounds_of_sampled_texts_are_recorded(tmp_path: Path) -> None:
+def test_sampled_texts_can_be_traced(tmp_path: Path) -> None:
     llm = LLM(fitted_mtp(), method="mtp", num_threads=1, speculative_tokens=3, seed=0)
     with record(llm, tmp_path / "trace.jsonl"):
         llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.8))
@@ -122,13 +122,13 @@ def request(head: MtpHead, max_len: int = 3, seq_id: int = 0, num_forced: int = 
     return DraftRequest(seq_id, HISTORY, max_len, sampler, Features(features), num_forced)
 
 
-def test_a_long_history_is_read_in_passes_that_change_nothing(head: MtpHead) -> None:
+def test_reading_a_long_history_in_several_passes_changes_no_draft(head: MtpHead) -> None:
     made = [request(head, 3, 0), request(head, 2, 1, num_forced=1), request(head, 3, 2)]
     assert new_drafter(head, max_rows=3).propose(made).draft_ids == new_drafter(head).propose(made).draft_ids
 
 
 def test_sampled_tokens_name_their_distributions(head: MtpHead) -> None:
-    """Each is drawn from q of its own place; the greedy draft takes the likeliest tokens of the same rows."""
+    """Each is drawn from the q of its own position; the greedy draft takes the likeliest token of the same rows."""
     sampled = new_drafter(head).propose([request(head, temperature=0.7)])
     greedy = new_drafter(head).propose([request(head)])
     assert sampled.draft_prob_rows == [[0, 1, 2]]
@@ -138,7 +138,7 @@ def test_sampled_tokens_name_their_distributions(head: MtpHead) -> None:
     assert int(dense[0].argmax()) == greedy.draft_ids[0][0]
 
 
-def test_what_cannot_be_drafted_is_not(head: MtpHead) -> None:
+def test_without_features_room_or_memory_there_is_no_draft(head: MtpHead) -> None:
     unread = DraftRequest(0, HISTORY, 4, request_for(0, HISTORY, 4).sampler, Features(torch.empty(0, 0)))
     drafter = new_drafter(head)
     assert drafter.propose([unread, request(head, 0, 1)]).lens.tolist() == [0, 0]
@@ -152,10 +152,10 @@ def test_what_cannot_be_drafted_is_not(head: MtpHead) -> None:
 
 @pytest.mark.slow
 class TestContract(DrafterContract):
-    """Law 4, with the features of an imaginary target. One layer drafts as EAGLE heads do, whose own test this is."""
+    """Law 4, with features of a made-up target. One layer drafts as EAGLE heads do, which have a test of their own."""
 
     vocab_size = VOCAB_SIZE
-    invisible = False  # it writes texts above
+    invisible = False  # the tests above check its texts
 
     @pytest.fixture(autouse=True)
     def _with_head(self) -> None:

@@ -25,7 +25,7 @@ def propose(drafter: NgramDrafter, request: DraftRequest) -> list[int]:
 
 
 def brute_force(tokens: list[int], max_ngram: int, min_ngram: int, max_len: int) -> list[int]:
-    """By scanning: the longest n first, the latest earlier occurrence, the copy reading on in itself."""
+    """The draft found by scanning: the longest n first, its latest earlier occurrence; the copy may continue into itself."""
     for size in range(min(max_ngram, len(tokens)), min_ngram - 1, -1):
         for start in range(len(tokens) - size - 1, -1, -1):
             if tokens[start : start + size] == tokens[-size:]:
@@ -43,7 +43,7 @@ def brute_force(tokens: list[int], max_ngram: int, min_ngram: int, max_len: int)
     data=st.data(),
 )
 @settings(max_examples=300, deadline=None)
-def test_it_agrees_with_a_scan_however_the_history_arrives(
+def test_drafts_are_those_of_a_scan_however_the_history_grows(
     make_request: MakeRequest, tokens: list[int], sizes: tuple[int, int], max_len: int, data: st.DataObject
 ) -> None:
     drafter = NgramDrafter(*sizes)
@@ -70,7 +70,9 @@ def test_a_tree_of_one_branch_is_the_chain(make_request: MakeRequest, tokens: li
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
-def test_siblings_are_the_first_tokens_of_the_chains_of_each_size(make_request: MakeRequest, tokens: list[int]) -> None:
+def test_siblings_are_the_first_tokens_of_the_drafts_of_each_ngram_size(
+    make_request: MakeRequest, tokens: list[int]
+) -> None:
     ids, parents = propose_tree(NgramDrafter(3, 1), make_request(0, tokens, 3), TreeShape((-1, -1, -1)))
     chains = [brute_force(tokens, size, size, 1) for size in (3, 2, 1)]
     assert ids == list(dict.fromkeys(token for chain in chains for token in chain))
@@ -78,7 +80,7 @@ def test_siblings_are_the_first_tokens_of_the_chains_of_each_size(make_request: 
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=60))
-def test_a_sibling_goes_on_as_the_text_behind_it_did(make_request: MakeRequest, tokens: list[int]) -> None:
+def test_a_sibling_continues_as_the_text_did_after_it(make_request: MakeRequest, tokens: list[int]) -> None:
     shape = TreeShape.of_paths([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)])
     ids, parents = propose_tree(NgramDrafter(2, 1), make_request(0, tokens, 5), shape)
     for node, (token, parent) in enumerate(zip(ids, parents, strict=True)):
@@ -90,7 +92,7 @@ def test_a_sibling_goes_on_as_the_text_behind_it_did(make_request: MakeRequest, 
         assert node > parent
 
 
-def test_a_period_goes_on(make_request: MakeRequest) -> None:
+def test_a_period_is_continued(make_request: MakeRequest) -> None:
     assert propose(NgramDrafter(), make_request(0, [9, 1, 2, 3, 1, 2, 3], 7)) == [1, 2, 3, 1, 2, 3, 1]
     assert propose(NgramDrafter(), make_request(0, [5, 5, 5], 4)) == [5, 5, 5, 5]
 
@@ -101,19 +103,19 @@ def test_the_longest_match_wins_over_a_later_shorter_one(make_request: MakeReque
     assert propose(NgramDrafter(2, 1), make_request(0, tokens, 1)) == [8]
 
 
-def test_a_single_token_says_too_little_by_default(make_request: MakeRequest) -> None:
+def test_min_ngram_is_the_shortest_match_that_is_drafted_from(make_request: MakeRequest) -> None:
     assert propose(NgramDrafter(min_ngram=2), make_request(0, [1, 2, 1], 3)) == []
     assert propose(NgramDrafter(min_ngram=1), make_request(0, [1, 2, 1], 3)) == [2, 1, 2]
 
 
-def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(make_request: MakeRequest) -> None:
+def test_a_shorter_history_of_a_known_sequence_is_read_again(make_request: MakeRequest) -> None:
     drafter = NgramDrafter(2, 1)
     propose(drafter, make_request(0, [1, 2, 3, 1, 2, 3], 2))
     assert propose(drafter, make_request(0, [1, 4, 1], 2)) == [4, 1]
 
 
 class Counting(Sequence[int]):
-    """A history that counts how many of its tokens were read."""
+    """A history that counts how many of its tokens are read."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens, self.num_read = tokens, 0
@@ -131,7 +133,7 @@ class Counting(Sequence[int]):
         return len(self.tokens)
 
 
-def test_a_call_reads_only_what_is_new(make_request: MakeRequest) -> None:
+def test_a_call_reads_only_new_tokens(make_request: MakeRequest) -> None:
     drafter, tokens = NgramDrafter(), [i % 7 for i in range(1000)]
     history = Counting(tokens)
     request = make_request(0, tokens, 4)
@@ -144,7 +146,7 @@ def test_a_call_reads_only_what_is_new(make_request: MakeRequest) -> None:
     assert history.num_read <= 10 * (3 + 3 + 4)
 
 
-def test_forget_gives_everything_back(make_request: MakeRequest) -> None:
+def test_forget_drops_everything(make_request: MakeRequest) -> None:
     drafter = NgramDrafter()
     drafter.propose([make_request(0, [1, 2, 1, 2], 2), make_request(1, [1, 2, 1, 2], 2)])
     drafter.forget([0, 1])
@@ -152,7 +154,7 @@ def test_forget_gives_everything_back(make_request: MakeRequest) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (1, 0), (0, 0)])
-def test_meaningless_sizes_are_refused(sizes: tuple[int, int]) -> None:
+def test_invalid_ngram_sizes_are_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ForedraftError, match="min_ngram"):
         NgramDrafter(*sizes)
 

@@ -1,4 +1,4 @@
-"""What is PARD's own business: a draft in one pass, from mask tokens that leave no trace."""
+"""The PARD drafter: it drafts in one pass, with mask tokens that leave no trace in the cache."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def drafter_of(model: LanguageModel, memory: int = 1 << 28, **settings: Any) -> 
 
 
 def place_logits(model: LanguageModel, tokens: Sequence[int], num_places: int) -> Tensor:
-    """[num_places, V], from a cache that has seen nothing."""
+    """[num_places, V], the logits at these positions, with a new cache."""
     masks = [MASK_TOKEN] * (num_places - 1)
     cache = model.scratch_cache([len(tokens) + num_places])
     return model.read([Read(0, [*tokens, *masks], num_places)], cache)
 
 
 def expected_draft(model: LanguageModel, request: DraftRequest) -> list[int]:
-    """Place by place: what a sampler changes goes by the tokens before, what the model gives does not."""
+    """The expected draft, position by position: the sampler sees the draft tokens before, the model does not."""
     ids: list[int] = []
     for logits in place_logits(model, request.tokens, request.max_len).split(1):
         ids.append(int(choose(logits, [Row(request.sampler, request.tokens, list(ids))]).ids[0]))
@@ -78,7 +78,7 @@ def reference() -> PreTrainedModel:
 
 @pytest.fixture
 def reads(reference: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> tuple[LanguageModel, list[Tensor]]:
-    """The model as a drafter runs it, and the logits of its passes as they come."""
+    """The reference as the drafter's model, and a list of the logits of its passes."""
     model, seen = load_model(reference, LoadOptions(device="cpu", dtype="float32")), []
     read: Callable[..., Tensor] = model.read
 
@@ -90,10 +90,10 @@ def reads(reference: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return model, seen
 
 
-def test_its_logits_are_those_of_the_model_behind_mask_tokens(
+def test_its_logits_are_those_of_transformers_after_mask_tokens(
     reference: PreTrainedModel, reads: tuple[LanguageModel, list[Tensor]]
 ) -> None:
-    """The library's own causal pass over whole texts with masks, round for round: whatever stood of the drafts before."""
+    """Compared in every step with transformers' own causal pass over the whole text with masks, whatever was accepted before."""
     model, seen = reads
     drafter = build("pard", DrafterContext(1024, MemoryPool(1 << 28), model))
     texts = [[5, 900, 77, 300], list(range(100, 130)), [300, 300, 9]]
@@ -110,7 +110,7 @@ def test_its_logits_are_those_of_the_model_behind_mask_tokens(
 
 
 @pytest.mark.parametrize("params", KINDS, ids=str)
-def test_greedy_and_seeded_drafts_are_certain_and_each_place_has_its_noise(
+def test_greedy_and_seeded_drafts_are_certain_and_each_position_has_its_own_noise(
     params: dict[str, Any], draft: LanguageModel
 ) -> None:
     if not draft.traits.row_exact:
@@ -144,8 +144,8 @@ def test_a_drawn_token_names_the_distribution_it_was_drawn_from(params: dict[str
             torch.testing.assert_close(dense[prob_row].float(), expected.float(), rtol=0.05, atol=2e-3)
 
 
-def test_siblings_are_the_best_of_their_place(draft: LanguageModel) -> None:
-    """Whatever node they follow; and the pass reads no more masks than the longest branch needs."""
+def test_siblings_are_the_likeliest_tokens_of_their_position(draft: LanguageModel) -> None:
+    """Whichever node they follow. A pass reads no more masks than the longest branch needs."""
     shape = TreeShape.of_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)])
     requests = [tree_request(b, prompt, shape, 6 + b) for b, prompt in enumerate(PROMPTS)]
     proposal = drafter_of(draft).propose([*requests, request_for(9, PROMPTS[0], 2)])
@@ -158,7 +158,7 @@ def test_siblings_are_the_best_of_their_place(draft: LanguageModel) -> None:
     assert proposal.draft_ids[-1] == expected_draft(draft, request_for(9, PROMPTS[0], 2))
 
 
-def test_passes_hold_no_more_rows_than_they_may(draft: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_keep_to_the_maximum_of_rows(draft: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     if not draft.traits.row_exact:
         pytest.skip("this machine's kernels do not give exact rows")
     sizes: list[int] = []
@@ -169,7 +169,7 @@ def test_passes_hold_no_more_rows_than_they_may(draft: LanguageModel, monkeypatc
         draft, "read", lambda given, cache: sizes.append(sum(len(each.tokens) for each in given)) or read(given, cache)
     )
     assert drafter_of(draft, max_rows=12).propose(requests).draft_ids == whole
-    assert max(sizes) <= 15  # a rest of 12 and three masks, which are never cut
+    assert max(sizes) <= 15  # 12 rows, and three masks, which are never split off
     assert len(sizes) > 3
 
 
@@ -185,7 +185,9 @@ def test_a_draft_ends_before_a_row_that_fails(draft: LanguageModel) -> None:
         assert proposal.lens.tolist() == [2, 5], params
 
 
-def test_a_place_without_a_distribution_ends_the_draft(draft: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_position_without_a_distribution_ends_the_draft(
+    draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = draft.read
 
     def broken(reads: Sequence[Read], cache: Any) -> Tensor:
@@ -198,7 +200,7 @@ def test_a_place_without_a_distribution_ends_the_draft(draft: LanguageModel, mon
         assert drafter_of(draft).propose([request_for(0, PROMPTS[0], 5, **params)]).lens.tolist() == [2], params
 
 
-def test_there_is_no_draft_where_the_model_cannot_follow(draft: LanguageModel) -> None:
+def test_without_context_known_ids_or_memory_there_is_no_draft(draft: LanguageModel) -> None:
     context_len, vocab_size = draft.traits.context_len, draft.traits.vocab_size
     past = request_for(0, [7] * (context_len + 1), 4)
     near_the_end = request_for(1, [7] * (context_len - 1), 4)
@@ -210,7 +212,7 @@ def test_there_is_no_draft_where_the_model_cannot_follow(draft: LanguageModel) -
     assert short_of_memory.bytes_held == 0
 
 
-def test_a_mask_token_is_needed_and_must_be_one_of_the_models_ids(reference: PreTrainedModel) -> None:
+def test_a_mask_token_is_required_and_must_be_one_of_the_models_ids(reference: PreTrainedModel) -> None:
     model = load_model(reference, LoadOptions(device="cpu", dtype="float32"))
     for token, words in ((None, "whose config.json has pard_token"), (1024, "is 1024, but it has only 1024 ids")):
         model.hf.config.pard_token = token
@@ -221,7 +223,7 @@ def test_a_mask_token_is_needed_and_must_be_one_of_the_models_ids(reference: Pre
         build("pard", DrafterContext(1024, MemoryPool(1)))
 
 
-def test_its_files_say_that_it_drafts_in_one_pass(tmp_path: Path) -> None:
+def test_a_draft_models_files_select_pard(tmp_path: Path) -> None:
     assert LLM(draft_model=embedded_pard(), num_threads=1).method == "pard"
     assert LLM(draft_model=embedded_pard(), method="draft_model", num_threads=1).method == "draft_model"
     with pytest.raises(ForedraftError, match='"pard" needs a draft model with mask tokens: give draft_model='):
@@ -237,7 +239,7 @@ def pard() -> LLM:
     "gamma", [gamma if gamma in (1, 4, 8) else pytest.param(gamma, marks=pytest.mark.slow) for gamma in range(1, 9)]
 )
 def test_texts_are_plain_decodings(pard: LLM, gamma: int) -> None:
-    """Alone and eight at a time, greedy and seeded; and drafts were accepted."""
+    """Alone and eight at a time, greedy and seeded. Some drafts are accepted."""
     plain = pard.with_drafter("none")
     prompts = [f"def f{i}(x):\n    return" for i in range(4)] + ["Once upon a time", "import os", "The cat", "x = ["]
     for way in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.0, "seed": 6, "top_p": 0.9}):

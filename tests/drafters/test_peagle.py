@@ -1,4 +1,4 @@
-"""What is P-EAGLE's own business: a draft in one pass over the target's features and rows of the mask."""
+"""The P-EAGLE drafter: it drafts in one pass over the target's features and mask rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def request(
     shape: TreeShape | None = None,
     **params: object,
 ) -> DraftRequest:
-    """As the engine makes it, once the target has read all but the pending token and what is forced."""
+    """A request as the engine makes it after the target has read everything but the pending and the forced tokens."""
     features = Features(features_of(target, head, tokens[: len(tokens) - 1 - num_forced]))
     sampler = request_for(seq_id, tokens, max_len, **params).sampler
     return DraftRequest(seq_id, tokens, max_len, sampler, features, num_forced, shape=shape)
@@ -57,7 +57,7 @@ def request(
 
 @torch.inference_mode()
 def place_logits(head: EagleHead | CompiledEagle, made: DraftRequest, num_places: int) -> Tensor:
-    """[num_places, V], every row read anew in one pass; behind the places of forced tokens, which are masked too."""
+    """[num_places, V], the logits after the forced tokens (which are masked too), with every row read again in one pass."""
     assert made.features is not None
     num_masks = made.num_forced + num_places - 1
     tokens = [*made.tokens[1 : len(made.features) + 1], *[MASK_TOKEN] * num_masks]
@@ -70,10 +70,10 @@ def place_logits(head: EagleHead | CompiledEagle, made: DraftRequest, num_places
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 0.9, "seed": 7}, {"repetition_penalty": 1.4}], ids=["greedy", "seeded", "penalty"]
 )
-def test_each_place_has_the_token_of_its_row(
+def test_each_mask_row_drafts_the_token_of_its_position(
     target: LanguageModel, head: EagleHead | CompiledEagle, params: dict[str, Any]
 ) -> None:
-    """Sequences of different lengths in one pass, one of them with forced tokens behind its history."""
+    """Sequences of different lengths in one pass, one of them with forced tokens after its history."""
     made = [
         request(target, head, HISTORY, 4, 0, **params),
         request(target, head, HISTORY[:3], 1, 1, **params),
@@ -90,10 +90,10 @@ def test_each_place_has_the_token_of_its_row(
     assert {row for rows in proposal.draft_prob_rows for row in rows} == {CERTAIN}
 
 
-def test_a_round_is_one_pass_and_masks_leave_no_trace(
+def test_a_draft_takes_one_pass_and_masks_leave_no_trace(
     target: LanguageModel, head: EagleHead | CompiledEagle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Text that takes the draft, leaves it, and grows by several tokens: each draft is a fresh drafter's."""
+    """Whether drafts are accepted, rejected or partly accepted, the next draft is that of a new drafter."""
     sizes: list[int] = []
     drafter, read, tokens = new_drafter(head), head.read, list(HISTORY)
 
@@ -109,18 +109,20 @@ def test_a_round_is_one_pass_and_masks_leave_no_trace(
             (ids,) = drafter.propose([made]).draft_ids
         assert [ids] == expected
         tokens = [*tokens, *ids[:taken], own]
-    # its unread rows (all; 5; 1; 3), and masks
+    # unread rows (all; 5; 1; 3) and masks
     assert sizes == [len(HISTORY) - 1 + 7, 5 + 3, 1 + 5, 3 + 3]
 
 
-def test_a_long_history_is_read_in_passes_that_change_nothing(
+def test_reading_a_long_history_in_several_passes_changes_no_draft(
     target: LanguageModel, head: EagleHead | CompiledEagle
 ) -> None:
     made = [request(target, head, HISTORY, 4, 0), request(target, head, HISTORY[:7], 4, 1)]
     assert new_drafter(head, max_rows=5).propose(made).draft_ids == new_drafter(head).propose(made).draft_ids
 
 
-def test_siblings_are_the_best_of_their_place(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:
+def test_siblings_are_the_likeliest_tokens_of_their_position(
+    target: LanguageModel, head: EagleHead | CompiledEagle
+) -> None:
     shape = TreeShape.of_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
     made = request(target, head, HISTORY, 6, shape=shape)
     best = place_logits(head, made, 3).topk(2).indices.tolist()
@@ -139,7 +141,9 @@ def test_sampled_tokens_name_their_distributions(target: LanguageModel, head: Ea
     torch.testing.assert_close(proposal.token_probs.dense(4096).float(), expected, rtol=0.05, atol=2e-3)
 
 
-def test_what_cannot_be_drafted_is_not(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:
+def test_without_features_room_or_memory_there_is_no_draft(
+    target: LanguageModel, head: EagleHead | CompiledEagle
+) -> None:
     unread = DraftRequest(0, HISTORY, 4, request_for(0, HISTORY, 4).sampler, Features(torch.empty(0, 0)))
     drafter = new_drafter(head)
     assert drafter.propose([unread, request(target, head, HISTORY, 0, 1)]).lens.tolist() == [0, 0]
@@ -152,7 +156,7 @@ def test_what_cannot_be_drafted_is_not(target: LanguageModel, head: EagleHead | 
     assert drafter.bytes_held == 0
 
 
-def test_a_head_with_masks_is_needed(target: LanguageModel) -> None:
+def test_a_peagle_head_is_required(target: LanguageModel) -> None:
     for other in (None, random_head("eagle", target)):
         with pytest.raises(
             ForedraftError, match='"peagle" needs a P-EAGLE head: give its directory or hub id as draft_model='
@@ -162,10 +166,10 @@ def test_a_head_with_masks_is_needed(target: LanguageModel) -> None:
 
 @pytest.mark.slow
 class TestContract(DrafterContract):
-    """Law 4, with the features of an imaginary target."""
+    """Law 4, with features of a made-up target."""
 
     vocab_size = 4096
-    invisible = False  # it writes texts in tests/engine/test_engine.py
+    invisible = False  # tests/engine/test_engine.py checks its texts
 
     @pytest.fixture(autouse=True)
     def _with_head(self, head: EagleHead | CompiledEagle) -> None:

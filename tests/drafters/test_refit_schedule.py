@@ -1,4 +1,4 @@
-"""How often a drafter learns."""
+"""The schedules of adaptive drafters: how often they learn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def step_of(seconds: float) -> Step:
     return Step([], [], Proposal.certain([]), [], {}, 0.0, 0.0, total_time=seconds)
 
 
-def test_learning_takes_no_more_than_its_share_of_the_time() -> None:
+def test_timed_learning_takes_no_more_than_its_share_of_the_time() -> None:
     refits, cost = TimedRefits(share=0.02), 0.03
     for number in range(1, 2001):
         if refits.is_due:
@@ -22,7 +22,7 @@ def test_learning_takes_no_more_than_its_share_of_the_time() -> None:
     assert refits.num_tokens == 16 * refits.num_refits
 
 
-def test_time_in_which_nothing_was_to_be_learned_is_not_saved_up() -> None:
+def test_unused_learning_time_is_not_saved_up() -> None:
     refits = TimedRefits(share=0.02)
     refits.record(16, 0.001)
     for _ in range(1000):
@@ -34,7 +34,7 @@ def test_time_in_which_nothing_was_to_be_learned_is_not_saved_up() -> None:
     assert num_in_a_row <= 2
 
 
-def test_counted_learning_does_not_look_at_the_time() -> None:
+def test_counted_learning_does_not_depend_on_time() -> None:
     def due(seconds: float) -> list[int]:
         refits, found = CountedRefits(num_steps=4), []
         for number in range(20):

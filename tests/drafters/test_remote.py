@@ -1,4 +1,4 @@
-"""Drafts from another process: what arrives, what does not, and what anybody may send."""
+"""The remote drafter: drafts from a server, failures, and malicious peers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drafts(drafter: RemoteDrafter, *histories: Sequence[int], **params: Any) -> 
 
 
 class Recording(NgramDrafter):
-    """Notes what it is asked and told."""
+    """Records the requests that it gets and the sequences that it forgets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Recording(NgramDrafter):
         super().forget(seq_ids)
 
 
-def test_the_server_sees_the_histories_and_forgets_what_ended() -> None:
+def test_the_server_sees_the_histories_and_forgets_ended_sequences() -> None:
     held = Recording()
     with serving(held) as server:
         drafter = remote(server.address, VOCAB)
@@ -65,7 +65,7 @@ def test_the_server_sees_the_histories_and_forgets_what_ended() -> None:
     assert second[0] != first[0]
 
 
-def test_a_server_that_starts_again_is_sent_everything() -> None:
+def test_a_restarted_server_gets_the_whole_histories() -> None:
     with serving(NgramDrafter()) as server:
         address = server.address
         drafter = remote(address, VOCAB)
@@ -88,7 +88,7 @@ def test_targets_that_share_a_server_are_kept_apart() -> None:
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 0.9, "seed": 7, "top_p": 0.9}, {"temperature": 1.2, "seed": -5}]
 )
-def test_a_model_elsewhere_drafts_what_it_would_draft_here(draft: LanguageModel, params: dict[str, Any]) -> None:
+def test_a_remote_model_drafts_what_a_local_one_does(draft: LanguageModel, params: dict[str, Any]) -> None:
     def make() -> DraftModelDrafter:
         return DraftModelDrafter(draft, draft.traits.vocab_size, MemoryPool(1 << 26))
 
@@ -123,7 +123,7 @@ def connect_later(address: str, key: bytes) -> Any:
 
 @contextmanager
 def pretending(reply: Callable[[Ask], Sequence[bytes]]) -> Iterator[str]:
-    """The address of someone who has the key, and answers what it likes to each question that has rows."""
+    """Run a server that has the key and answers each request that has rows with arbitrary frames. Yields its address."""
     listener, stopped = Listener("tcp://127.0.0.1:0", KEY), threading.Event()
 
     def run() -> None:
@@ -162,7 +162,7 @@ BAD: dict[str, Callable[[Ask], Sequence[bytes]]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_no_answer_is_no_draft(kind: str) -> None:
+def test_invalid_answers_give_no_draft(kind: str) -> None:
     with pretending(BAD[kind]) as address:
         drafter = RemoteDrafter(connect(address, VOCAB), Patience(0.2, 0.2), VOCAB)
         started = time.monotonic()
@@ -171,7 +171,7 @@ def test_what_is_no_answer_is_no_draft(kind: str) -> None:
         assert time.monotonic() - started < 30
 
 
-def test_a_replayed_answer_is_of_another_step() -> None:
+def test_a_replayed_answer_is_ignored() -> None:
     recorded: list[bytes] = []
 
     def reply(ask: Ask) -> Sequence[bytes]:
@@ -184,7 +184,7 @@ def test_a_replayed_answer_is_of_another_step() -> None:
         assert drafts(drafter, TEXT) == [[]]
 
 
-def test_a_drafter_that_fails_on_the_server_has_no_draft_and_the_server_lives() -> None:
+def test_a_drafter_that_fails_on_the_server_gives_no_draft_and_the_server_goes_on() -> None:
     class Fails(NgramDrafter):
         def propose(self, requests: list[DraftRequest]) -> Proposal:
             if requests[0].tokens[-1] == 9:
@@ -200,8 +200,8 @@ def test_a_drafter_that_fails_on_the_server_has_no_draft_and_the_server_lives() 
 # --- strangers --------------------------------------------------------------------------------------------------------
 
 
-def test_strangers_who_send_anything_do_not_disturb() -> None:
-    """Bytes that are no handshake, a handshake with another key, and, with the key, garbage and ten megabytes."""
+def test_arbitrary_data_from_strangers_changes_nothing() -> None:
+    """Bytes that are no handshake, a handshake with another key, and garbage and ten megabytes with the right key."""
     from foredraft.remote.sockets import Caller
 
     with serving(NgramDrafter()) as server:
@@ -223,8 +223,8 @@ def test_strangers_who_send_anything_do_not_disturb() -> None:
             caller.close()
 
 
-def test_bytes_that_were_recorded_on_the_way_are_worth_nothing() -> None:
-    """A proxy that keeps what a client sent, and sends it again on the same connection and on a new one."""
+def test_replayed_traffic_is_ignored() -> None:
+    """A proxy records what a client sends, and sends it again on the same connection and on a new one."""
     held = Recording()
     with serving(held) as server:
         port = int(server.address.rpartition(":")[2])
@@ -243,7 +243,7 @@ def test_bytes_that_were_recorded_on_the_way_are_worth_nothing() -> None:
 
 
 class Proxy:
-    """Between one client and a server."""
+    """A proxy between one client and a server."""
 
     def __init__(self, to: int) -> None:
         self.recorded = bytearray()
@@ -282,11 +282,11 @@ class Proxy:
             return
 
 
-# --- all are asked before any is waited for ---------------------------------------------------------------------------
+# --- all drafters begin before any is waited for ----------------------------------------------------------------------
 
 
 class Elsewhere(Fixed):
-    """Notes when it is asked and when it is waited for."""
+    """Logs when it begins and when it is waited for."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         super().__init__([1, 2])
@@ -321,7 +321,7 @@ def test_all_drafters_begin_before_one_is_waited_for() -> None:
     assert set(found.times) == {"here", "a", "b"}
 
 
-def test_who_cannot_begin_fails_alone() -> None:
+def test_a_drafter_that_cannot_begin_does_not_affect_others() -> None:
     class Broken(Fixed):
         def begin(self, requests: list[DraftRequest]) -> Pending[Proposal]:
             raise OSError("gone")
@@ -331,6 +331,6 @@ def test_who_cannot_begin_fails_alone() -> None:
     assert isinstance(found.failures["bad"], OSError)
 
 
-def test_a_suffix_server_learns_as_a_local_one() -> None:
+def test_a_suffix_server_drafts_from_the_history() -> None:
     with serving(SuffixDrafter(min_probability=1e-6)) as server:
         assert drafts(remote(server.address, VOCAB), TEXT) == [[3, 1, 2, 3]]

@@ -37,7 +37,7 @@ def test_a_known_text_is_proposed_by_position(make_request: MakeRequest) -> None
 
 
 @pytest.mark.parametrize("num_known", [1, 2, 3, 4])
-def test_corruption_goes_by_position_whoever_asks_when(make_request: MakeRequest, num_known: int) -> None:
+def test_corruption_depends_only_on_the_position(make_request: MakeRequest, num_known: int) -> None:
     text = [0, 1, 2, 3, 0, 0, 0, 7]
     drafter = ScriptedDrafter(continuations_of({0: text}), corrupt_every=3)
     row = drafter.propose([make_request(0, text[:num_known], 8)]).ids[0].tolist()
@@ -50,6 +50,6 @@ def test_corrupting_everything_leaves_nothing_right(make_request: MakeRequest) -
     assert drafter.propose([make_request(0, [0], 4)]).ids.tolist() == [[1, 0, 1, 2]]
 
 
-def test_a_meaningless_corruption_is_refused() -> None:
+def test_an_invalid_corruption_interval_is_refused() -> None:
     with pytest.raises(ForedraftError, match="corrupt_every"):
         ScriptedDrafter(lambda request: [], corrupt_every=0)

@@ -1,4 +1,4 @@
-"""A draft model with another vocabulary, both ways: what it drafts, and that nothing of it can be seen in a text."""
+"""Draft models with another vocabulary, by "slem" and "tli": what they draft, and that they change no text."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_tli_names_a_distribution_over_the_targets_ids(permuted: LanguageModel) 
         assert all(dense[row, token] > 0 for row, token in zip(rows, ids, strict=True))
 
 
-def test_slem_drafts_greedily_whatever_the_request_asks(draft: LanguageModel, permuted: LanguageModel) -> None:
+def test_slem_drafts_greedily_whatever_the_request_is(draft: LanguageModel, permuted: LanguageModel) -> None:
     if not draft.traits.row_exact:
         pytest.skip("this machine's kernels do not give exact rows")
     plain = build("draft_model", DrafterContext(4096, MemoryPool(1 << 30), draft))
@@ -93,13 +93,13 @@ def test_slem_drafts_greedily_whatever_the_request_asks(draft: LanguageModel, pe
         slem = build("draft_model", context_for(permuted, "slem"))
         proposal = drafts_of(slem, [request_for(b, ids_of(text), 5, **params) for b, text in enumerate(PROMPTS)])
         assert proposal.probs is None
-        # the last id may be a piece of a longer one, and a model's own ids are not always those of its text
+        # the last id may be part of a longer one, and a model's own ids are not always the encoding of its text
         for ids, expected in zip(proposal.draft_ids, greedy, strict=True):
             assert ids[:3] == expected[:3], params
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_its_cache_follows_a_history_that_takes_or_refuses_the_draft(method: str, permuted: LanguageModel) -> None:
+def test_its_cache_follows_accepted_and_rejected_drafts(method: str, permuted: LanguageModel) -> None:
     if not permuted.traits.row_exact:
         pytest.skip("this machine's kernels do not give exact rows")
     drafter, history = build("draft_model", context_for(permuted, method)), ids_of(PROMPTS[0])
@@ -111,9 +111,7 @@ def test_its_cache_follows_a_history_that_takes_or_refuses_the_draft(method: str
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_behind_a_part_of_a_character_the_draft_goes_on_with_it_or_nothing_is_proposed(
-    method: str, permuted: LanguageModel
-) -> None:
+def test_after_an_incomplete_character_the_draft_completes_it_or_is_empty(method: str, permuted: LanguageModel) -> None:
     context = context_for(permuted, method)
     assert context.vocabularies is not None
     target = context.vocabularies.target
@@ -124,7 +122,7 @@ def test_behind_a_part_of_a_character_the_draft_goes_on_with_it_or_nothing_is_pr
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_forget_gives_the_memory_back(method: str, permuted: LanguageModel) -> None:
+def test_forget_frees_the_memory(method: str, permuted: LanguageModel) -> None:
     context = context_for(permuted, method)
     drafter: Any = build("draft_model", context)
     drafts_of(drafter, [request_for(b, ids_of(text), 4) for b, text in enumerate(PROMPTS)])
@@ -190,7 +188,7 @@ def test_the_choice_is_an_argument_and_the_default_is_by_overlap(drafting: LLM) 
 
 
 @pytest.mark.slow
-def test_a_third_partys_model_drafts_stories_for_the_embedded_target(plain: LLM) -> None:
+def test_a_third_party_model_drafts_stories_for_the_embedded_target(plain: LLM) -> None:
     if not MODELS.is_dir():
         pytest.skip("needs ../shared/models/stories260K")
     llm = LLM(draft_model=MODELS / "stories260K")

@@ -1,4 +1,4 @@
-"""Medusa heads that adapt: what they learn from, that it helps, and that no text changes."""
+"""Medusa heads that adapt: what they learn from, that it helps, and that it changes no text."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def head(target: LanguageModel) -> MedusaHead:
 
 @pytest.fixture(scope="module")
 def untrained(target: LanguageModel, head: MedusaHead) -> MedusaHead:
-    """Heads with the target's lm_head, which each draft what the target says next: only the place is wrong."""
+    """Untrained heads that use the target's lm_head: each drafts the target's next token, which is right for another position."""
     made = MedusaKind().new(target, [], seed=0).requires_grad_(False)
     made._target_embed = head._target_embed
     return made
 
 
 def request(head: MedusaHead, length: int, seq_id: int = 0, **params: object) -> DraftRequest:
-    """Row t of the features is t + 1, and token t has the id t."""
+    """A request in which row t of the features is t + 1, and token t has the id t."""
     made = request_for(seq_id, [*range(length)], 4, **params)
     rows = torch.arange(1.0, length)[:, None].expand(-1, head.config.feature_size)
     return replace(made, features=Features(rows))
@@ -81,13 +81,13 @@ def params_of(max_tokens: int = 32) -> list[SamplingParams]:
 def test_an_example_is_a_state_its_pending_token_and_the_states_that_follow(head: MedusaHead) -> None:
     refit, num_heads = StateRefit(head, CountedRefits()), head.config.num_heads
     (found,) = refit._examples(request(head, 9), MAX_EXAMPLES)
-    # 8 tokens are read; the states that the last heads aim at are there for the first so many of them
+    # 8 tokens are read; only the first of them have all states that the heads should predict
     assert found.hidden[:, 0].tolist() == [t + 1 for t in range(8 - num_heads)]
     assert found.wanted[:, :, 0].tolist() == [[t + 2 + h for h in range(num_heads)] for t in range(8 - num_heads)]
     assert torch.equal(found.pending, head.embed(torch.arange(1, 9 - num_heads)))
 
 
-def test_no_place_is_learned_from_twice_and_of_many_the_newest(head: MedusaHead) -> None:
+def test_no_position_is_learned_twice_and_the_newest_are_preferred(head: MedusaHead) -> None:
     refit, num_heads = StateRefit(head, CountedRefits()), head.config.num_heads
     places: list[float] = []
     for length in (9, 9, 10, 14):
@@ -99,7 +99,7 @@ def test_no_place_is_learned_from_twice_and_of_many_the_newest(head: MedusaHead)
     assert refit._examples(request(head, 9), MAX_EXAMPLES)
 
 
-def test_a_request_that_shall_leave_nothing_behind_leaves_nothing(head: MedusaHead) -> None:
+def test_requests_without_prefix_caching_are_not_learned_from(head: MedusaHead) -> None:
     made = drafter(head, 4096)
     made.propose([request(head, 30, prefix_caching=False)])
     assert made.refits is not None
@@ -143,7 +143,7 @@ def test_greedy_and_seeded_texts_are_plain_decodings(target: LanguageModel, untr
 def test_unseeded_texts_repeat_with_the_engines_seed_and_the_order_of_requests(
     target: LanguageModel, untrained: MedusaHead
 ) -> None:
-    """Learning by counted steps, drafts and draws are the same in every run."""
+    """If learning goes by counted steps, drafts and draws are the same in every run."""
     sampled = [SamplingParams(max_tokens=32, temperature=0.9).resolve({})] * 2
     runs = []
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_a_finished_text_is_forgotten(target: LanguageModel, untrained: MedusaHe
     assert not made._refit._ways._pending
 
 
-def test_an_llm_adapts_where_it_is_told_to() -> None:
+def test_an_llm_adapts_if_adapt_is_set() -> None:
     settings = {"draft_model": embedded_head("medusa"), "num_threads": 1}
     llm = LLM(EMBEDDED / "target", speculative_tokens=3, adapt=True, **settings)
     params = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
@@ -175,10 +175,10 @@ def test_an_llm_adapts_where_it_is_told_to() -> None:
 
 @pytest.mark.slow
 class TestContract(DrafterContract):
-    """Law 4, while it learns at every call."""
+    """Law 4, while the drafter learns at every call."""
 
     vocab_size = 4096
-    invisible = False  # it writes texts above
+    invisible = False  # the tests above check its texts
     remembers = True
 
     @pytest.fixture(autouse=True)

@@ -60,7 +60,7 @@ def test_the_match_is_the_longest_repeated_suffix(text: list[int]) -> None:
 
 @given(text=texts)
 @settings(max_examples=200, deadline=None)
-def test_it_holds_every_substring_with_its_followers_and_an_end_of_it(text: list[int]) -> None:
+def test_the_automaton_has_every_substring_with_its_followers_and_an_end(text: list[int]) -> None:
     automaton = SuffixAutomaton(text)
     for start in range(len(text)):
         state = ROOT
@@ -120,7 +120,7 @@ def test_a_cursor_takes_constant_steps_per_token(text: list[int]) -> None:
 @given(data=st.data(), start=texts)
 @settings(max_examples=300, deadline=None)
 def test_a_cursor_follows_while_the_automaton_grows(data: st.DataObject, start: list[int]) -> None:
-    """Against a scan: the longest suffix of the other text, at most one longer than a token ago, that occurs now."""
+    """Compared with a scan for the longest suffix of the other text that occurs now and is at most one longer than before."""
     automaton, cursor = SuffixAutomaton(start), Cursor()
     text, other, length = list(start), [], 0
     for _ in range(data.draw(st.integers(1, 25))):
@@ -131,7 +131,9 @@ def test_a_cursor_follows_while_the_automaton_grows(data: st.DataObject, start: 
         length = max(n for n in range(min(length + 1, len(other)) + 1) if n == 0 or occurs(other[-n:], text))
         cursor.advance(automaton, other[-1])
         assert cursor.length == length
-        for token in data.draw(st.lists(st.integers(0, 2), max_size=3)):  # growth after the last step counts as well
+        for token in data.draw(
+            st.lists(st.integers(0, 2), max_size=3)
+        ):  # growth after the cursor's last step counts as well
             automaton.append(token)
             text.append(token)
         cursor.settle(automaton)
@@ -143,8 +145,8 @@ def test_a_cursor_follows_while_the_automaton_grows(data: st.DataObject, start: 
 
 
 def test_a_cursor_whose_state_was_split_keeps_its_length() -> None:
-    """Text 0 1 2 3: "2" is in the state {012, 12, 2}. With 1 2 4 that state is split into {012} and {12, 2}, and only
-    the latter is followed by 4. A cursor on "2" that steps down to it without settling would think it is on "12"."""
+    """In the text 0 1 2 3, "2" is in the state {012, 12, 2}. Appending 1 2 4 splits that state into {012} and {12, 2}, and only the
+    latter is followed by 4. A cursor on "2" that moved to the latter without settling would take its match for "12"."""
     automaton, cursor = SuffixAutomaton([0, 1, 2, 3]), Cursor()
     cursor.advance(automaton, 2)
     for token in (1, 2, 4):
@@ -177,13 +179,13 @@ def test_an_eager_draft_copies_what_followed_the_longest_repeated_suffix(
         assert propose(drafter, make_request(0, history, max_len)) in (allowed or [[]])
 
 
-def test_a_period_goes_on(make_request: MakeRequest) -> None:
+def test_a_period_is_continued(make_request: MakeRequest) -> None:
     assert propose(SuffixDrafter(1e-9), make_request(0, [9, 1, 2, 3, 1, 2, 3], 7)) == [1, 2, 3, 1, 2, 3, 1]
     assert propose(SuffixDrafter(1e-9), make_request(0, [5, 5], 4)) == [5, 5, 5, 5]
 
 
-def test_a_draft_ends_where_it_stops_paying(make_request: MakeRequest) -> None:
-    """By hand: matches of length 1 and 2 with one follower each, rates .36 and .9 * 2 / 3.5, product .185."""
+def test_a_draft_ends_where_its_probability_falls_below_the_minimum(make_request: MakeRequest) -> None:
+    """Computed by hand: matches of length 1 and 2 with one follower each, rates .36 and .9 * 2 / 3.5, product .185."""
     tokens = [1, 2, 3, 4, 1]
     assert propose(SuffixDrafter(0.361), make_request(0, tokens, 4)) == []
     assert propose(SuffixDrafter(0.359), make_request(0, tokens, 4)) == [2]
@@ -191,27 +193,27 @@ def test_a_draft_ends_where_it_stops_paying(make_request: MakeRequest) -> None:
     assert propose(SuffixDrafter(0.185), make_request(0, tokens, 4)) == [2, 3]
 
 
-def test_the_rates_are_learned_from_what_is_written_and_serve_every_request(make_request: MakeRequest) -> None:
+def test_hit_rates_are_learned_from_outputs_and_shared_by_all_requests(make_request: MakeRequest) -> None:
     rng, drafter = random.Random(0), SuffixDrafter()
     noise = [rng.randrange(500) for _ in range(1500)]
     for known in range(1, len(noise)):
         drafter.propose([make_request(0, noise[:known], 4)])
     assert (
         propose(drafter, make_request(1, [1, 2, 3, 4, 1], 4)) == []
-    )  # a match of length 1 says nothing in this process
+    )  # in this process matches of length 1 were never right
     assert propose(SuffixDrafter(), make_request(1, [1, 2, 3, 4, 1], 4)) != []
 
 
-def test_the_prompt_teaches_nothing(make_request: MakeRequest) -> None:
+def test_hit_rates_are_not_learned_from_prompts(make_request: MakeRequest) -> None:
     rng, drafter = random.Random(0), SuffixDrafter()
     drafter.propose([make_request(0, [rng.randrange(8) for _ in range(2000)], 4)])
     assert drafter._rates._trials == HitRates(16)._trials
 
 
-def test_what_is_expected_is_what_is_accepted(make_request: MakeRequest) -> None:
-    """A source with long repeats and breaks; after learning, the promised number of accepted tokens comes true.
+def test_the_expected_number_of_accepted_tokens_is_right(make_request: MakeRequest) -> None:
+    """On a text with long repeats and breaks, after learning.
 
-    Seeded, so it cannot fail by chance; over 400 predictions of 0 to 8 tokens the error has a deviation of about 0.15.
+    Seeded, so it cannot fail by chance. Over 400 predictions of 0 to 8 tokens the error's standard deviation is about 0.15.
     """
     rng, drafter = random.Random(1), SuffixDrafter(min_probability=0.05)
     text = [0]
@@ -250,8 +252,8 @@ def test_a_tree_of_one_branch_is_the_chain(text: list[int], length: int) -> None
 
 
 @given(texts)
-def test_siblings_are_what_has_followed(text: list[int]) -> None:
-    """Of the longest match first, and then of shorter ones: all that there are, each once."""
+def test_siblings_are_the_tokens_that_followed_earlier_matches(text: list[int]) -> None:
+    """Followers of the longest match come first, then those of shorter ones: all of them, each once."""
     ids, parents = tree_of(text, TreeShape((-1,) * 3))
     assert parents == [-1] * len(ids)
     assert len(set(ids)) == len(ids)
@@ -268,8 +270,8 @@ def test_siblings_are_what_has_followed(text: list[int]) -> None:
 
 
 @given(texts, st.lists(st.integers(-1, 8), min_size=1, max_size=8))
-def test_every_node_has_followed_what_is_before_it(text: list[int], places: list[int]) -> None:
-    """At least the one token before it, in the text or in the branch behind it."""
+def test_every_node_follows_its_predecessor_somewhere(text: list[int], places: list[int]) -> None:
+    """It has followed at least the token before it, in the text or in its own branch."""
     shape = TreeShape(tuple(min(place, node - 1) for node, place in enumerate(places)))
     ids, parents = tree_of(text, shape)
     assert all(parent < node for node, parent in enumerate(parents))
@@ -292,13 +294,13 @@ def test_a_request_with_a_shape_gets_a_tree(make_request: MakeRequest) -> None:
     assert proposal.draft_ids[0][2:] == [1, 1]
 
 
-def test_counts_grow_old() -> None:
+def test_old_counts_fade() -> None:
     rates = HitRates(4)
     for _ in range(3 * HitRates.MAX_TRIALS):
         rates.observe(3, 1, True)
     assert rates.of(3, 1) > 0.99
     for _ in range(HitRates.MAX_TRIALS):
-        rates.observe(9, 1, False)  # 4 and more share a rate; 3 does not
+        rates.observe(9, 1, False)  # lengths from 4 on share a rate; 3 has its own
     assert rates.of(4, 1) < 0.01
     assert rates.of(3, 1) > 0.99
     for _ in range(HitRates.MAX_TRIALS):
@@ -306,14 +308,14 @@ def test_counts_grow_old() -> None:
     assert rates.of(3, 1) < 0.5
 
 
-def test_forget_gives_everything_back(make_request: MakeRequest) -> None:
+def test_forget_drops_everything(make_request: MakeRequest) -> None:
     drafter = SuffixDrafter()
     drafter.propose([make_request(0, [1, 2, 1, 2], 2), make_request(1, [1, 2, 1, 2], 2)])
     drafter.forget([0, 1])
     assert not drafter._histories
 
 
-def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(make_request: MakeRequest) -> None:
+def test_a_shorter_history_of_a_known_sequence_is_read_again(make_request: MakeRequest) -> None:
     drafter = SuffixDrafter(1e-9)
     propose(drafter, make_request(0, [1, 2, 3, 1, 2, 3], 2))
     assert propose(drafter, make_request(0, [1, 4, 1], 2)) == [4, 1]
@@ -322,16 +324,16 @@ def test_another_history_under_a_known_id_is_noticed_when_it_is_shorter(make_req
 # The corpus
 
 
-def test_an_earlier_text_is_drafted_from(make_request: MakeRequest) -> None:
+def test_earlier_texts_are_drafted_from(make_request: MakeRequest) -> None:
     drafter = SuffixDrafter(1e-9, corpus_tokens=100)
     propose(drafter, make_request(0, [1, 2, 3, 4, 5, 6], 4))
     drafter.forget([0])
-    assert propose(drafter, make_request(1, [9, 2, 3], 4)) == [4, 5, 6]  # and not beyond the end of that text
+    assert propose(drafter, make_request(1, [9, 2, 3], 4)) == [4, 5, 6]  # not beyond the end of that text
     assert propose(drafter, make_request(2, [9, 6], 4)) == []
     assert propose(SuffixDrafter(1e-9), make_request(1, [9, 2, 3], 4)) == []
 
 
-def test_a_tie_goes_to_the_own_text(make_request: MakeRequest) -> None:
+def test_of_equal_matches_the_own_text_wins(make_request: MakeRequest) -> None:
     drafter = SuffixDrafter(1e-9, corpus_tokens=100)
     propose(drafter, make_request(0, [1, 2, 3], 4))
     drafter.forget([0])
@@ -358,7 +360,7 @@ def test_the_corpus_stays_within_its_bound_and_keeps_the_newest_text(lengths: li
         assert len(corpus._generations) <= 2
 
 
-def test_a_sequence_lives_through_generations_that_come_and_go(make_request: MakeRequest) -> None:
+def test_a_sequence_outlives_generations_of_the_corpus(make_request: MakeRequest) -> None:
     drafter, long_lived = SuffixDrafter(1e-9, corpus_tokens=40), [1]
     rng = random.Random(0)
     for seq_id in range(1, 60):
@@ -381,7 +383,7 @@ def test_a_sequence_lives_through_generations_that_come_and_go(make_request: Mak
         ({"corpus_tokens": 3}, "corpus_tokens"),
     ],
 )
-def test_meaningless_settings_are_refused(settings_: dict[str, Any], word: str) -> None:
+def test_invalid_settings_are_refused(settings_: dict[str, Any], word: str) -> None:
     with pytest.raises(ForedraftError, match=word):
         SuffixDrafter(**settings_)
 

@@ -1,4 +1,4 @@
-"""The better of two ways to draft, by what became of their drafts."""
+"""TwoWays chooses the better of two ways to draft, by how many of their tokens are accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT = [9, 1, 2, 3]
         ([1, 2, 3, 4], None, (3, True)),
         ([1, 5, 3], None, (1, True)),
         ([7, 2], None, (0, True)),
-        ([1, 7, 2], [-1, -1, 1], (1, False)),  # the text goes on behind 1, and the tree behind 7
+        ([1, 7, 2], [-1, -1, 1], (1, False)),  # the text continues after 1, and the tree after 7
         ([7, 1, 5, 2], [-1, -1, 1, 1], (2, False)),
         ([7, 1, 5], [-1, -1, 1], (1, True)),
     ],
@@ -32,7 +32,7 @@ def test_a_draft_is_followed_through_the_text(
 
 
 def share_of_way_1(chances: Sequence[tuple[float, float]], num_drafts: int = 600) -> list[float]:
-    """chances: of a draft token to stand, by each way, for one stretch of drafts after the other."""
+    """The share of drafts by way 1. chances: the acceptance rate of each way, for consecutive stretches of drafts."""
     ways, random, found, text = TwoWays(), Random(0), [], [0]
     for stretch in chances:
         chosen = []
@@ -46,13 +46,13 @@ def share_of_way_1(chances: Sequence[tuple[float, float]], num_drafts: int = 600
     return found
 
 
-def test_the_better_way_drafts_but_for_trials() -> None:
+def test_the_better_way_drafts_except_in_trials() -> None:
     first, second, third = share_of_way_1([(0.5, 0.2), (0.1, 0.4), (0.5, 0.2)])
     assert max(first, third) < 0.2
     assert 0.8 < second <= 1 - 0.9 / TRIAL_PERIOD
 
 
-def test_nothing_is_kept_of_texts_that_ended() -> None:
+def test_nothing_is_kept_of_ended_texts() -> None:
     ways = TwoWays()
     ways.remember(request_for(3, TEXT, 4), [1], None, 0)
     ways.forget([3, 4])

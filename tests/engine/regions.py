@@ -1,4 +1,4 @@
-"""Regions with keys and values that tell which tokens they belong to."""
+"""Regions whose keys and values identify the tokens that they belong to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foredraft.engine.region import KEY_MULTIPLE, Region
 
 
 def keys_of(tokens: Sequence[int]) -> Tensor:
-    """[1, R, 2]: a key that depends on the token and on all before it."""
+    """[1, R, 2], keys that depend on the token and on all tokens before it."""
     seen, rows = 0, []
     for token in tokens:
         seen = (seen * 31 + token + 1) % 65_521
@@ -20,7 +20,7 @@ def keys_of(tokens: Sequence[int]) -> Tensor:
 
 
 def write(region: Region, tokens: Sequence[int]) -> None:
-    """Read these tokens as a model of two layers would, values wider than keys."""
+    """Write these tokens to a region as a model of two layers would, with values wider than keys."""
     start, whole = len(region.tokens), [*region.tokens, *tokens]
     keys = keys_of(whole)[:, start:]
     for layer in (0, 1):

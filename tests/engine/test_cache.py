@@ -1,4 +1,4 @@
-"""Law 3: what a cache holds is what a fresh pass over the same tokens gives; and its books balance."""
+"""Law 3: a cache holds what a fresh pass over the same tokens gives. Its memory accounting is also consistent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reader(model: LanguageModel) -> KVCache:
 
 
 def test_generate_forget_generate_again(model: LanguageModel) -> None:
-    """The same logits however often, and whatever was read and forgotten in between."""
+    """The logits are the same each time, whatever was read and dropped in between."""
     cache = reader(model)
     first = model.read([Read(0, TEXT, len(TEXT))], cache)
     for kept in (len(TEXT) - 1, 16, 7, 1, 0):
@@ -53,8 +53,8 @@ def test_generate_forget_generate_again(model: LanguageModel) -> None:
         assert holds_exactly(model, cache, 0, TEXT)
 
 
-def test_pieces_give_what_the_whole_gives(model: LanguageModel) -> None:
-    """A prefill in chunks, a verification of several rows and plain decoding read the same rows."""
+def test_reading_in_pieces_gives_the_logits_of_a_single_pass(model: LanguageModel) -> None:
+    """Chunked prefill, verification of several rows and plain decoding read the same rows."""
     whole = model.read([Read(0, TEXT, len(TEXT))], reader(model))
     for sizes in ([1] * len(TEXT), [5, 1, 3, 14], [22, 1], [16, 7]):
         cache = reader(model)
@@ -65,7 +65,7 @@ def test_pieces_give_what_the_whole_gives(model: LanguageModel) -> None:
         assert same(torch.cat(parts), whole, exact=model.traits.row_exact)
 
 
-def test_a_neighbour_changes_nothing(model: LanguageModel) -> None:
+def test_other_sequences_in_the_pass_change_no_logits(model: LanguageModel) -> None:
     alone = model.read([Read(0, TEXT, len(TEXT))], reader(model))
     cache = reader(model)
     cache.reserve(1, 64)
@@ -75,7 +75,7 @@ def test_a_neighbour_changes_nothing(model: LanguageModel) -> None:
     assert same(together[1:-2], alone, exact=model.traits.row_exact)
 
 
-def test_a_copied_prefix_is_as_good_as_a_read_one(model: LanguageModel) -> None:
+def test_a_copied_prefix_equals_a_read_one(model: LanguageModel) -> None:
     cache = reader(model)
     assert cache.start(0, TEXT) == 0
     model.read([Read(0, TEXT, 1)], cache)
@@ -84,7 +84,7 @@ def test_a_copied_prefix_is_as_good_as_a_read_one(model: LanguageModel) -> None:
     cache.retain(0, [*TEXT, 1])
     assert cache.start(2, [*TEXT, 55]) == len(TEXT)
     assert holds_exactly(model, cache, 2, TEXT)
-    # and reading on behind it is as good as reading all of it
+    # continuing after it equals reading everything
     for seq_id, rest in ((1, [99, 98]), (2, [55, 3])):
         text = [*cache.region(seq_id).tokens, *rest]
         cache.reserve(seq_id, len(text))
@@ -92,7 +92,7 @@ def test_a_copied_prefix_is_as_good_as_a_read_one(model: LanguageModel) -> None:
         assert holds_exactly(model, cache, seq_id, text)
 
 
-def test_growing_keeps_what_is_held(model: LanguageModel) -> None:
+def test_growing_keeps_the_contents(model: LanguageModel) -> None:
     cache = reader(model)
     model.read([Read(0, TEXT, 1)], cache)
     capacity = cache.region(0).capacity
@@ -104,11 +104,11 @@ def test_growing_keeps_what_is_held(model: LanguageModel) -> None:
 @pytest.mark.parametrize(
     "params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "seed": 1}], ids=str
 )
-def test_after_each_round_the_caches_equal_fresh_ones(
+def test_after_each_step_the_caches_equal_fresh_ones(
     params: dict[str, Any], make_engine: MakeEngine, target: LanguageModel, draft: LanguageModel
 ) -> None:
-    """Invariant 1, for the target and for the draft model, with acceptances and rejections of every length. A hole in a
-    draft's cache is no error of any distribution, only of the acceptance: this is where it shows."""
+    """Invariant 1, for the target and for the draft model, with accepted and rejected drafts of every length. A hole in a draft
+    model's cache changes no distribution, only the acceptance rate; this test detects it."""
     pool = MemoryPool(1 << 30)
     drafter = DraftModelDrafter(draft, target.traits.vocab_size, pool)
     engine = make_engine(drafter, pool=pool, speculative_tokens=3, seed=3)
@@ -121,7 +121,7 @@ def test_after_each_round_the_caches_equal_fresh_ones(
             if not s.is_finished and s.num_output:
                 held = drafter._cache.region(s.seq_id).tokens
                 drafter._cache.keep_prefix_of(s.seq_id, s.tokens, at_most=len(s.tokens) - 1)
-                assert len(held) >= len(s.tokens) - 2  # all accepted: one token behind, never more
+                assert len(held) >= len(s.tokens) - 2  # one token behind where all were accepted, never more
                 assert holds_exactly(draft, drafter._cache, s.seq_id, s.tokens[: len(held)])
     assert engine.stats.num_accepted_tokens > 0
     assert engine.stats.num_evaluated_tokens > engine.stats.num_accepted_tokens
@@ -133,18 +133,18 @@ def test_after_each_round_the_caches_equal_fresh_ones(
 
 
 def text_of(name: int, length: int = 20) -> list[int]:
-    """Different names, different texts from the first token on."""
+    """A text; those of different names differ from the first token."""
     return [100 * name + i for i in range(length)]
 
 
 def retain(cache: KVCache, seq_id: int, text: Sequence[int]) -> None:
-    """A sequence comes, is read, and ends."""
+    """Start, read and end a sequence."""
     assert cache.reserve(seq_id, len(text))
     write(cache.region(seq_id), list(text))
     cache.retain(seq_id, text)
 
 
-def test_a_failed_reservation_leaves_everything_as_it_was() -> None:
+def test_a_failed_reservation_changes_nothing() -> None:
     cache = KVCache(MemoryPool(3 * 64), 1, max_len=1000)
     assert cache.reserve(0, 10)
     write(cache.region(0), [1, 2, 3])
@@ -161,20 +161,20 @@ def test_a_failed_reservation_leaves_everything_as_it_was() -> None:
     assert cache.pool.used == 0
 
 
-def test_retained_regions_go_least_recently_used_first() -> None:
+def test_the_least_recently_used_retained_region_is_evicted_first() -> None:
     cache = KVCache(MemoryPool(4 * 64), 1, max_len=64)
     for name in (1, 2, 3):
         retain(cache, name, text_of(name))
-    assert cache.start(4, [*text_of(1, 18), 7, 7]) == 18  # the oldest is used: a copy of it takes the last free room
+    assert cache.start(4, [*text_of(1, 18), 7, 7]) == 18  # the oldest is used: its copy takes the last free memory
     cache.drop([4])
     assert cache.reserve(5, 64)
-    assert cache.reserve(6, 64)  # for which one must go
+    assert cache.reserve(6, 64)  # evicts one
     cache.drop([5, 6])
     assert [cache.num_shared([*text_of(name), 0]) for name in (1, 2, 3)] == [20, 0, 20]
 
 
-def test_the_least_recently_used_of_all_caches_goes_first() -> None:
-    """Target and draft share a pool: neither's leavings outlive what the other used later."""
+def test_the_least_recently_used_region_of_all_caches_is_evicted_first() -> None:
+    """Target and draft model share a pool, and evict in one common order."""
     pool = MemoryPool(4 * 64)
     target, draft = KVCache(pool, 1, max_len=64), KVCache(pool, 1, max_len=64)
     for name in (1, 2):
@@ -186,8 +186,8 @@ def test_the_least_recently_used_of_all_caches_goes_first() -> None:
     assert pool.used == target.bytes_held + draft.bytes_held == pool.total
 
 
-def test_a_copy_finds_room_where_all_is_retained() -> None:
-    """Also where nothing but its own source can be given up for it."""
+def test_a_copy_fits_where_all_memory_is_retained() -> None:
+    """Also where only the region that it is copied from can be evicted."""
     for units in (2, 3, 9):
         cache = KVCache(MemoryPool(units * 64), 1, max_len=128)
         for name in range(units - 1):
@@ -200,7 +200,7 @@ def test_a_copy_finds_room_where_all_is_retained() -> None:
 
 
 def test_nothing_is_retained_twice() -> None:
-    """The same text again, or the beginning of one, takes no memory; a longer one takes the shorter's place."""
+    """A text that was retained already, or the beginning of one, takes no memory; a longer text replaces a shorter one."""
     cache = KVCache(MemoryPool(1 << 20), 1, max_len=1000)
     retain(cache, 0, text_of(1, 100))
     once = cache.bytes_retained
@@ -216,12 +216,12 @@ def test_only_history_is_retained() -> None:
     cache = KVCache(MemoryPool(1 << 20), 1, max_len=1000)
     history = text_of(1, 50)
     cache.reserve(0, 60)
-    write(cache.region(0), [*history[:40], 7, 7, 7, 7])  # draft tokens that did not stand
+    write(cache.region(0), [*history[:40], 7, 7, 7, 7])  # rejected draft tokens
     cache.retain(0, history)
     assert cache.num_shared([*history[:40], 7, 7, 7, 7, 7]) == 40
 
 
-def test_who_does_not_begin_by_sharing_is_not_shared_from() -> None:
+def test_a_region_is_not_shared_unless_its_sequence_was_started() -> None:
     cache = KVCache(MemoryPool(1 << 20), 1, max_len=1000)
     cache.reserve(0, 64)
     write(cache.region(0), text_of(1, 50))
@@ -231,8 +231,8 @@ def test_who_does_not_begin_by_sharing_is_not_shared_from() -> None:
     assert cache.num_shared(text_of(1, 60)) == 0
 
 
-def test_a_reservation_takes_no_more_than_there_is() -> None:
-    """Doubling is a wish: what fits exactly must not fail."""
+def test_a_reservation_that_fits_exactly_succeeds() -> None:
+    """Capacity is doubled only where there is room for it."""
     cache = KVCache(MemoryPool(2 * 64), 1, max_len=10_000)
     assert cache.reserve(0, 64)
     assert cache.reserve(0, 128)
@@ -240,8 +240,8 @@ def test_a_reservation_takes_no_more_than_there_is() -> None:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """A cache against a dict of token lists. Its books must balance after every step, and what a region says it holds
-    must be what was written for exactly those tokens."""
+    """Compares a cache with a dict of token lists. After every step its memory accounting must be consistent, and each region must hold
+    what was written for exactly its tokens."""
 
     seq_ids = Bundle("seq_ids")
 
@@ -263,7 +263,7 @@ class CacheMachine(RuleBasedStateMachine):
         wanted = [*(known[source % len(known)][:cut] if known else []), *text]
         self.next_id += 1
         offered = self.cache.num_shared(wanted)
-        # what several offer equally may come from any of them; none of what they hold is overlooked by a block or more
+        # of several equal matches any may be used; the match is less than a block shorter than the longest
         best = max((common_prefix(text, wanted, limit=len(wanted) - 1) for text in self.shared()), default=0)
         assert offered <= best < offered + BLOCK or best < BLOCK
         found = self.cache.start(self.next_id, wanted)

@@ -1,4 +1,4 @@
-"""What a drafter owes: refused in one line that names its class and what would be right."""
+"""Drafters that break the contract are refused in one line that names their class and what is expected."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ BAD_OBJECTS = [
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD_OBJECTS)
-def test_what_is_no_drafter_is_refused_before_anything_is_loaded(bad: Any, message: str) -> None:
-    """LLM would look for a model that is not there, if it came so far."""
+def test_objects_that_are_no_drafters_are_refused_before_anything_is_loaded(bad: Any, message: str) -> None:
+    """Otherwise LLM would fail to find the model, which does not exist."""
     for refuse in (lambda: check_drafter(bad), lambda: LLM("/no/such/model", method=bad)):
         with pytest.raises(DrafterError) as caught:
             refuse()
@@ -70,7 +70,7 @@ def test_what_is_no_drafter_is_refused_before_anything_is_loaded(bad: Any, messa
         assert isinstance(caught.value, TypeError)
 
 
-def test_a_drafter_may_take_more_than_it_is_given() -> None:
+def test_a_drafter_may_have_optional_arguments() -> None:
     class Open(Good):
         def propose(self, requests: list[DraftRequest], *, depth: int = 3) -> Proposal:
             return super().propose(requests)
@@ -84,7 +84,7 @@ def requests() -> list[DraftRequest]:
 
 
 def sampled() -> Proposal:
-    """Two rows: [3, certain 4] and [5], from the laws of `probs`."""
+    """Two rows, [3, certain 4] and [5], drawn from the distributions in `probs`."""
     probs = torch.tensor([[0.0, 0, 0, 0.5, 0.5, 0], [0.0, 0, 0, 0, 0, 1]])
     return Proposal.of([[3, 4], [5]], [[0, -1], [1]], TokenProbs(probs))
 
@@ -119,7 +119,7 @@ BAD_ANSWERS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("answer", "message"), BAD_ANSWERS)
-def test_an_answer_that_breaks_the_contract_is_told_what_is_wrong(answer: Callable[[], object], message: str) -> None:
+def test_a_proposal_that_breaks_the_contract_is_refused(answer: Callable[[], object], message: str) -> None:
     with pytest.raises(DrafterError) as caught:
         check_proposal(Good(), answer(), requests(), VOCAB)
     assert str(caught.value).startswith(message)
@@ -138,18 +138,20 @@ BAD_LAWS: list[tuple[Callable[[], Proposal], str]] = [
 
 
 @pytest.mark.parametrize(("answer", "message"), BAD_LAWS)
-def test_laws_that_are_none_are_told_what_is_wrong(answer: Callable[[], Proposal], message: str) -> None:
+def test_probabilities_that_are_no_distribution_are_refused(answer: Callable[[], Proposal], message: str) -> None:
     check_proposal(Good(), answer(), requests(), VOCAB)
     with pytest.raises(DrafterError) as caught:
         check_probs(Good(), answer())
     assert str(caught.value).startswith(message)
 
 
-def test_an_honest_answer_is_taken() -> None:
+def test_a_valid_proposal_is_accepted() -> None:
     kept = Proposal.of(
         [[3, 4], [5]], [[0, -1], [1]], TokenProbs(torch.tensor([[0.5, 0.5], [1.0, 0]]), torch.tensor([[3, 4], [5, 0]]))
     )
-    unread = with_("probs", lambda probs: torch.cat([probs, torch.full((1, VOCAB), 7.0)]))()  # a law that no id names
+    unread = with_(
+        "probs", lambda probs: torch.cat([probs, torch.full((1, VOCAB), 7.0)])
+    )()  # a row that no id refers to
     for proposal in (sampled(), kept, unread, Proposal.certain([[1, 2], []])):
         check_proposal(Good(), proposal, requests(), VOCAB)
         check_probs(Good(), proposal)

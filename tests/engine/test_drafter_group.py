@@ -1,4 +1,4 @@
-"""Several drafters, each asked for its own rows."""
+"""A group of drafters, each of which drafts its own rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCAB = 8
 
 
 class Fixed:
-    """Drafts the same tokens always, sampled from its own laws or certain."""
+    """Always drafts the same tokens, sampled from its own distributions or certain."""
 
     def __init__(self, ids: Sequence[int], *, sampled: bool = False, excess: int = 0) -> None:
         self.ids, self.sampled, self.excess = list(ids), sampled, excess
@@ -47,7 +47,7 @@ def item(seq_id: int, drafter: str, max_draft: int) -> ScheduledSequence:
 
 
 class Reusing:
-    """Fills the tensors of one and the same proposal anew in every step."""
+    """Overwrites the tensors of the same proposal in every step."""
 
     def __init__(self) -> None:
         self.proposal = Proposal(torch.zeros(1, 2).long(), torch.tensor([2]), torch.full((1, 2), CERTAIN))
@@ -60,13 +60,13 @@ class Reusing:
     def forget(self, seq_ids: list[int]) -> None: ...
 
 
-def test_a_proposal_that_is_filled_anew_is_read_anew() -> None:
+def test_a_proposal_whose_tensors_are_overwritten_is_read_again() -> None:
     group = DrafterGroup({"a": Reusing()})
     drafts = [group.propose([item(0, "a", 2)], VOCAB).proposal.draft_ids for _ in range(2)]
     assert drafts == [[[1]], [[2, 2]]]
 
 
-def test_each_row_is_answered_by_the_drafter_it_names() -> None:
+def test_each_row_is_drafted_by_the_drafter_it_names() -> None:
     a, b = Fixed([1, 2, 3], sampled=True), Fixed([4, 5])
     c = Fixed([6, 7], sampled=True)
     scheduled = [item(0, "a", 2), item(1, "b", 2), item(2, "a", 1), item(3, "", 3), item(4, "c", 2), item(5, "a", 0)]
@@ -76,7 +76,7 @@ def test_each_row_is_answered_by_the_drafter_it_names() -> None:
     rows = [ids[:length] for ids, length in zip(proposal.ids.tolist(), proposal.lens.tolist(), strict=True)]
     assert rows == [[1, 2], [4, 5], [1], [], [6, 7], []]
     assert set(times) == {"a", "b", "c"}
-    # every sampled id still names the law it was drawn from
+    # every sampled id still refers to the distribution it was drawn from
     assert proposal.probs is not None
     for ids, laws, length in zip(rows, proposal.prob_rows.tolist(), proposal.lens.tolist(), strict=True):
         for token, law in zip(ids, laws[:length], strict=True):
@@ -84,7 +84,7 @@ def test_each_row_is_answered_by_the_drafter_it_names() -> None:
             assert law == CERTAIN or float(proposal.probs[law, token]) == 1.0
 
 
-def test_nobody_is_asked_for_nothing() -> None:
+def test_drafters_without_tokens_to_draft_are_not_called() -> None:
     a = Fixed([1])
     proposal, times, _ = DrafterGroup({"a": a}).propose([item(0, "a", 0), item(1, "", 4)], VOCAB)
     assert a.asked == []
@@ -93,7 +93,7 @@ def test_nobody_is_asked_for_nothing() -> None:
 
 
 class Raises(Fixed):
-    """Fails at whatever it is asked."""
+    """Raises in every method."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         raise KeyError(requests[0].seq_id)
@@ -107,7 +107,7 @@ class Raises(Fixed):
 
 
 @pytest.mark.parametrize("bad", [Fixed([1, 2, 3], excess=1), Fixed([VOCAB]), Fixed([-1]), Raises([1])])
-def test_who_fails_or_breaks_the_contract_has_no_draft_and_the_others_have_theirs(bad: Fixed) -> None:
+def test_a_failing_drafter_has_no_draft_and_the_others_have_theirs(bad: Fixed) -> None:
     scheduled = [item(0, "bad", 1), item(1, "good", 2)]
     proposal, times, failures = DrafterGroup({"bad": bad, "good": Fixed([4, 5])}).propose(scheduled, VOCAB)
     assert proposal.lens.tolist() == [0, 2]
@@ -116,23 +116,23 @@ def test_who_fails_or_breaks_the_contract_has_no_draft_and_the_others_have_their
     assert isinstance(failures["bad"], KeyError if isinstance(bad, Raises) else DrafterError)
 
 
-def test_who_cannot_forget_keeps_nobody_else_from_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_that_cannot_forget_does_not_keep_others_from_it(caplog: pytest.LogCaptureFixture) -> None:
     bad, good = Raises([1]), Fixed([2])
     panel = DrafterGroup({"bad": bad, "good": good})
     panel.forget([3])
     panel.retain(4, [1, 2])
     assert panel.give_up([5]) == []
     assert good.forgotten == [3, 4, 5]
-    (record,) = caplog.records  # the first error alone
+    (record,) = caplog.records  # the first error only
     assert "Raises failed: KeyError at test_drafter_group.py" in record.getMessage()
 
 
-def test_what_is_no_drafter_is_refused() -> None:
+def test_objects_that_are_no_drafters_are_refused() -> None:
     with pytest.raises(DrafterError, match="object has no propose"):
         DrafterGroup({"bad": object()})  # type: ignore[dict-item]
 
 
-def test_all_forget() -> None:
+def test_every_drafter_forgets() -> None:
     a, b = Fixed([1]), Fixed([2])
     DrafterGroup({"a": a, "b": b}).forget([3, 4])
     assert a.forgotten == b.forgotten == [3, 4]

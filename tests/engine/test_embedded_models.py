@@ -1,4 +1,4 @@
-"""What settings that leave models out stand for."""
+"""The embedded models that are used where settings name none."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ TARGET, DRAFT, HEAD, SMOLLM2_HEAD = (EMBEDDED / name for name in ("target", "dra
         ({"method": "eagle", "draft_model": "mine"}, "mine"),
     ],
 )
-def test_the_first_method_that_needs_a_draft_decides_which(given: dict[str, Any], draft: object) -> None:
+def test_the_first_method_that_needs_a_draft_decides_which_one_is_used(given: dict[str, Any], draft: object) -> None:
     found = with_embedded_models(Settings(**given))
     assert (found.model, found.draft_model) == (TARGET, draft)
 
 
-def test_settings_with_a_model_stay() -> None:
+def test_settings_with_a_model_are_not_changed() -> None:
     settings = Settings(model="theirs", method="eagle")
     assert with_embedded_models(settings) == settings
 
 
-def test_the_head_for_a_target_is_found_by_its_name_or_its_configuration(tmp_path: Path) -> None:
+def test_the_head_for_a_target_is_found_by_name_or_configuration(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
     smollm2, other = tmp_path / "smollm2", tmp_path / "other"
     for folder, values in ((smollm2, config), (other, config | {"num_hidden_layers": 32})):
@@ -62,7 +62,7 @@ def test_the_head_for_a_target_is_found_by_its_name_or_its_configuration(tmp_pat
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seeded"])
-def test_the_head_for_smollm2_drafts_and_the_text_is_the_targets(smollm2: Path, params: dict[str, Any]) -> None:
+def test_the_head_for_smollm2_drafts_and_does_not_change_the_text(smollm2: Path, params: dict[str, Any]) -> None:
     llm = LLM(smollm2, method="eagle", num_threads=1, speculative_tokens=4)
     wanted = SamplingParams(max_tokens=48, **params)
     messages = [{"role": "user", "content": "Explain how plants make their food."}]
@@ -74,7 +74,7 @@ def test_the_head_for_smollm2_drafts_and_the_text_is_the_targets(smollm2: Path, 
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seeded"])
-def test_the_embedded_head_drafts_and_the_text_is_the_targets(params: dict[str, Any]) -> None:
+def test_the_embedded_head_drafts_and_does_not_change_the_text(params: dict[str, Any]) -> None:
     llm = LLM(method="eagle", num_threads=1, speculative_tokens=4)
     wanted = SamplingParams(max_tokens=48, ignore_eos=True, **params)
     prompt = "def read_lines(path):\n    with open(path) as file:"

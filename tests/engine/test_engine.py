@@ -1,5 +1,5 @@
-"""Law 2, invisibility: greedy and seeded text is plain decoding's, whatever drafts, however it is batched, cut and
-preempted. On the embedded pair in bfloat16, where the rows were seen to be exact: token for token, no tolerance."""
+"""Law 2, invisibility: greedy and seeded text is plain decoding's with every drafter, however it is batched, cut into chunks and
+preempted. Tested on the embedded pair in bfloat16, whose rows are checked to be exact: token for token, without tolerance."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def params(max_tokens: int = 32, **settings: object) -> SamplingParams:
 
 @dataclass
 class Bench:
-    """Engines over one pair, and the checks that hold after every run."""
+    """Makes engines for one pair of models, and caches the texts of plain decoding."""
 
     target: LanguageModel
     draft: LanguageModel
@@ -66,7 +66,7 @@ class Bench:
         return Engine(self.target, drafter, pool, end_ids=[0], seed=0, **settings)  # type: ignore[arg-type]
 
     def plain(self, prompt: Sequence[int], wanted: SamplingParams, child: int = 0) -> list[int]:
-        """The text of one request alone, without a draft, read whole."""
+        """The text of a request alone, without drafts, its prompt read in one pass."""
         key = (tuple(prompt), f"{wanted}{child}")
         if key not in self.plain_texts:
             engine = self.engine("none")
@@ -95,7 +95,7 @@ def preempt_at(when: int, engine: Engine, sequence: TokenSequence) -> Callable[[
 
 
 def assert_idle(engine: Engine) -> None:
-    """Invariant 5: free + used = the pool, drafts included; what is used is what is retained."""
+    """Invariant 5: free + used = the pool, drafts included; all used memory is retained."""
     assert engine.pool.used == engine.pool.bytes_retained
     assert engine.cache.bytes_running == 0
     assert engine.pool.available == engine.pool.total
@@ -148,7 +148,7 @@ def assert_invisible(bench: Bench, method: str, gamma: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_every_draft_length_alone_and_batched_with_three_texts_each(bench: Bench, method: str) -> None:
+def test_text_is_plain_decodings_for_every_draft_length_alone_and_batched(bench: Bench, method: str) -> None:
     wanted = [
         params(24, **s)
         for s in (
@@ -172,7 +172,7 @@ def test_every_draft_length_alone_and_batched_with_three_texts_each(bench: Bench
 
 @pytest.mark.parametrize("rows", [1, 3, 7, 64])
 @pytest.mark.parametrize("method", ["none", "draft_model"])
-def test_text_does_not_depend_on_how_prompts_are_cut(bench: Bench, method: str, rows: int) -> None:
+def test_text_does_not_depend_on_how_prompts_are_chunked(bench: Bench, method: str, rows: int) -> None:
     engine = bench.engine(method, limits=Limits(max_batch_tokens=rows))
     wanted = params(16, temperature=0.9, seed=5)
     sequences = [engine.add(prompt, wanted) for prompt in PROMPTS]
@@ -181,7 +181,7 @@ def test_text_does_not_depend_on_how_prompts_are_cut(bench: Bench, method: str, 
 
 
 @pytest.mark.parametrize("method", ["none", "suffix", "draft_model"])
-def test_short_memory_preempts_and_changes_nothing(bench: Bench, method: str) -> None:
+def test_preemption_for_lack_of_memory_changes_no_text(bench: Bench, method: str) -> None:
     prompts = [[0, *range(100 + i, 130 + i)] for i in range(8)]
     wanted = params(80, temperature=0.9, seed=6)
     room = bench.target.traits.bytes_per_token * 64 * 7
@@ -192,7 +192,7 @@ def test_short_memory_preempts_and_changes_nothing(bench: Bench, method: str) ->
     assert [s.output_ids for s in sequences] == [bench.plain(prompt, wanted) for prompt in prompts]
 
 
-def test_a_wrong_drafter_costs_time_and_nothing_else(bench: Bench) -> None:
+def test_a_wrong_drafter_changes_no_text_and_a_right_one_saves_steps(bench: Bench) -> None:
     wanted = params(40, **GREEDY)
     right = ScriptedDrafter(continuations_of({0: [*PROMPTS[0], *bench.plain(PROMPTS[0], wanted)]}))
     for drafter in (right, ScriptedDrafter(lambda request: [7] * request.max_len)):
@@ -206,7 +206,7 @@ def test_a_wrong_drafter_costs_time_and_nothing_else(bench: Bench) -> None:
 
 
 def test_self_draft_is_always_accepted(bench: Bench) -> None:
-    """A hole in the draft's cache would not change the text, only lower this. Sampled, so p and q are weighed."""
+    """A hole in the draft's cache would not change the text, only the acceptance rate. Sampled too, so that p and q are compared."""
     for settings in (GREEDY, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0}):
         engine = Bench(bench.target, bench.target, bench.target).engine("draft_model")
         for prompt in PROMPTS:
@@ -249,7 +249,7 @@ def test_the_target_has_read_the_history_up_to_the_pending_token(bench: Bench) -
         step += 1
 
 
-def test_sequences_come_and_go_at_any_moment(bench: Bench) -> None:
+def test_sequences_may_be_added_and_aborted_at_any_step(bench: Bench) -> None:
     engine = bench.engine("draft_model")
     wanted = params(30, temperature=0.8, seed=8)
     first = [engine.add(prompt, wanted) for prompt in PROMPTS]
@@ -270,7 +270,7 @@ def test_sequences_come_and_go_at_any_moment(bench: Bench) -> None:
 def test_an_interrupt_anywhere_in_a_step_leaves_the_engine_usable(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, when: tuple[int, int]
 ) -> None:
-    """In the passes of draft and target, with draft tokens in the cache that nobody verified, or between two commits."""
+    """In the passes of draft and target, with unverified draft tokens in the cache, or between two commits."""
     engine = bench.engine("draft_model")
     wanted = params(20, **GREEDY)
     sequences = [engine.add(prompt, wanted) for prompt in PROMPTS]
@@ -320,12 +320,12 @@ def test_a_failing_processor_ends_its_own_request_only(bench: Bench) -> None:
     assert bad.finish_reason == nan.finish_reason == "error"
     assert "raises raised KeyError" in str(bad.error)
     assert "gives_nan must return numbers" in str(nan.error)
-    # at the token where plain decoding would have failed: what is wrong behind a rejected draft token does not count
+    # at the token where plain decoding would have failed: errors after a rejected draft token are ignored
     assert len(PROMPTS[0]) + bad.num_output == 13
     assert bad.output_ids == bench.plain(PROMPTS[0], params(20, **GREEDY))[: bad.num_output]
 
 
-def test_what_goes_wrong_behind_the_end_of_a_text_does_not_count(bench: Bench) -> None:
+def test_errors_after_the_end_of_a_text_are_ignored(bench: Bench) -> None:
     end = bench.plain(PROMPTS[0], params(20, **GREEDY))[3]
 
     def refuses_what_follows_the_end(prefix: list[int], logits: Tensor) -> Tensor:
@@ -342,7 +342,7 @@ def test_what_goes_wrong_behind_the_end_of_a_text_does_not_count(bench: Bench) -
     assert sequence.output_ids == text[len(PROMPTS[0]) :][: text[len(PROMPTS[0]) :].index(end) + 1]
 
 
-def test_ids_that_the_logits_do_not_have_end_nothing_and_break_nothing(bench: Bench) -> None:
+def test_end_ids_and_bad_words_beyond_the_logits_are_ignored(bench: Bench) -> None:
     pool = MemoryPool(1 << 28)
     engine = Engine(bench.target, build("none", DrafterContext(4096, pool)), pool, end_ids=[0, 151_645])
     sequence = engine.add(PROMPTS[0], params(6, **GREEDY, min_tokens=3), bad_words=[(7, 151_645)])
@@ -350,7 +350,7 @@ def test_ids_that_the_logits_do_not_have_end_nothing_and_break_nothing(bench: Be
     assert sequence.num_output == 6
 
 
-def test_a_failed_allocation_gives_back_what_it_took(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_allocation_returns_its_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = bench.engine("none")
     sequence = engine.add(PROMPTS[0], params(6, **GREEDY))
 
@@ -369,7 +369,7 @@ def test_a_failed_allocation_gives_back_what_it_took(bench: Bench, monkeypatch: 
     assert again.num_output == 6
 
 
-def test_what_is_retained_does_not_starve_the_draft(bench: Bench) -> None:
+def test_retained_memory_does_not_starve_the_draft(bench: Bench) -> None:
     per_token = bench.target.traits.bytes_per_token + bench.draft.traits.bytes_per_token
     engine = bench.engine("draft_model", memory=per_token * 64 * 5)
     for i in range(8):
@@ -385,7 +385,7 @@ def test_a_processor_sees_its_own_growing_prefix(bench: Bench) -> None:
 
     def watch(prefix: list[int], logits: Tensor) -> Tensor:
         seen.append(tuple(prefix))
-        logits[5] += 1.0  # writing into its argument disturbs nobody
+        logits[5] += 1.0  # writing to its argument affects nothing else
         return logits.roll(len(prefix) % 3)
 
     wanted = params(12, **GREEDY, logits_processors=[watch])
@@ -399,7 +399,7 @@ def test_a_processor_sees_its_own_growing_prefix(bench: Bench) -> None:
     assert set(visited) <= set(seen)
 
 
-def test_logprobs_are_the_raw_targets_for_every_emitted_token(bench: Bench) -> None:
+def test_logprobs_are_the_raw_target_logprobs_for_every_emitted_token(bench: Bench) -> None:
     wanted = params(24, temperature=0.7, seed=4, logprobs=3, prompt_logprobs=2, repetition_penalty=1.3)
     plain = bench.engine("none")
     expected = plain.add(PROMPTS[2], wanted)
@@ -418,7 +418,7 @@ def test_logprobs_are_the_raw_targets_for_every_emitted_token(bench: Bench) -> N
 
 @torch.inference_mode()
 def reference_logprobs(tokens: list[int]) -> Tensor:
-    """The library's own forward, in bfloat16: hence the tolerance."""
+    """The logprobs of transformers' own forward pass, in bfloat16; hence the tolerance."""
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED / "target", dtype=torch.bfloat16).eval()
     logits = model(input_ids=torch.tensor([tokens])).logits[0, :-1].float()
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
@@ -450,7 +450,7 @@ def test_a_finished_prompt_is_not_read_again(bench: Bench, monkeypatch: pytest.M
     run(off)
 
 
-def test_texts_of_one_prompt_share_its_reading_and_differ(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_one_prompt_share_its_prefill_and_differ(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
     read = LanguageModel.read
 
@@ -483,7 +483,7 @@ def test_texts_of_one_prompt_share_its_reading_and_differ(bench: Bench, monkeypa
         ([1], {"max_tokens": 500}, "cache_memory"),
     ],
 )
-def test_what_cannot_run_is_refused_at_the_door(
+def test_requests_that_cannot_run_are_refused_when_added(
     bench: Bench, prompt: list[int], settings: dict[str, object], reason: str
 ) -> None:
     engine = bench.engine("none", memory=bench.target.traits.bytes_per_token * 128)
@@ -497,7 +497,7 @@ def test_what_cannot_run_is_refused_at_the_door(
 
 
 @pytest.mark.parametrize("bad", [lambda r: [99999], lambda r: [1] * (r.max_len + 1)])
-def test_a_dishonest_drafter_is_named_and_left_alone(
+def test_a_drafter_that_breaks_the_contract_is_named_and_cools_down(
     bench: Bench, bad: Callable[..., list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Dishonest(ScriptedDrafter):
@@ -516,7 +516,7 @@ def test_a_dishonest_drafter_is_named_and_left_alone(
 
 
 def test_the_context_is_filled_to_its_last_token(bench: Bench) -> None:
-    """And the draft, whose context is no longer, stops in time."""
+    """The draft model, whose context is no longer, stops in time."""
     engine = bench.engine("draft_model", speculative_tokens=8)
     prompt = [0, *([301, 302, 303, 304] * 505)]
     sequence = engine.add(prompt, params(None, **GREEDY, ignore_eos=True))  # type: ignore[arg-type]
@@ -525,13 +525,13 @@ def test_the_context_is_filled_to_its_last_token(bench: Bench) -> None:
     assert sequence.finish_reason == "length"
 
 
-# --- allowed ids, nothing to write, and many clients ----------------------------------------------------------------
+# --- allowed ids, max_tokens=0, and many clients --------------------------------------------------------------------
 
 ALLOWED = (0, *range(300, 340), *range(500, 560))
 
 
 @pytest.mark.parametrize("method", all_methods(REGISTRY))
-def test_allowed_ids_are_kept_to_and_no_draft_changes_the_text(bench: Bench, method: str) -> None:
+def test_only_allowed_ids_are_written_and_no_draft_changes_the_text(bench: Bench, method: str) -> None:
     ways = [GREEDY, *SEEDED, {"temperature": 0.0, "frequency_penalty": -0.5, "min_tokens": 4}]
     engine = bench.engine(method, speculative_tokens=5)
     runs = [
@@ -555,7 +555,7 @@ def test_an_allowed_id_that_does_not_exist_is_refused(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("method", all_methods(REGISTRY))
-def test_nothing_to_write_still_reads_the_prompt(bench: Bench, method: str) -> None:
+def test_with_max_tokens_0_the_prompt_is_still_read(bench: Bench, method: str) -> None:
     engine = bench.engine(method, limits=Limits(max_batch_tokens=7))
     other = engine.add(PROMPTS[1], params(**GREEDY))
     empty = engine.add(PROMPTS[2], params(0, prompt_logprobs=2, logprobs=0, stop=["x"]))
@@ -568,7 +568,7 @@ def test_nothing_to_write_still_reads_the_prompt(bench: Bench, method: str) -> N
     assert other.output_ids == bench.plain(PROMPTS[1], params(**GREEDY))
 
 
-def test_nothing_to_write_leaves_its_prompt_to_others(bench: Bench) -> None:
+def test_with_max_tokens_0_the_prompt_is_retained_for_others(bench: Bench) -> None:
     engine = bench.engine("none")
     engine.add(PROMPTS[2], params(0))
     while engine.has_work:
@@ -579,7 +579,7 @@ def test_nothing_to_write_leaves_its_prompt_to_others(bench: Bench) -> None:
     assert sequence.output_ids == bench.plain(PROMPTS[2], params(**GREEDY))
 
 
-def test_a_prompt_may_fill_the_context_where_nothing_is_written(bench: Bench) -> None:
+def test_with_max_tokens_0_a_prompt_may_fill_the_context(bench: Bench) -> None:
     engine = bench.engine("none")
     full = [9] * bench.target.traits.context_len
     with pytest.raises(ForedraftError, match="so that one can be generated"):
@@ -593,8 +593,8 @@ def test_a_prompt_may_fill_the_context_where_nothing_is_written(bench: Bench) ->
 
 @pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize("method", all_methods(REGISTRY))
-def test_texts_are_the_same_whoever_else_asks(bench: Bench, method: str, retain: bool) -> None:
-    """A flood gives way to small requests in the middle of its texts."""
+def test_texts_do_not_depend_on_other_clients(bench: Bench, method: str, retain: bool) -> None:
+    """A client with many requests is preempted for the small requests of others."""
     wanted = [params(28, **GREEDY), *(params(28, **way) for way in SEEDED)]
     engine = bench.engine(method, speculative_tokens=3, limits=Limits(4, 32), retain=retain)
     runs = [(prompt, p, engine.add(prompt, p, client="flood")) for p in wanted for prompt in PROMPTS]

@@ -1,4 +1,4 @@
-"""The queue that is fair among clients, and fair shares: laws over whatever clients do."""
+"""The queue that is fair among clients, and fair shares: properties that hold whatever clients do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Item:
 
 
 def serve(queue: FairQueue[Item]) -> Item:
-    """One item from beginning to end."""
+    """Serve the next item from beginning to end."""
     item = next(iter(queue))
     queue.start(item)
     queue.charge(item.client, item.cost)
@@ -31,10 +31,8 @@ clients = st.sampled_from(["a", "b", "c", "d"])
 
 
 @given(st.lists(st.tuples(clients, st.integers(1, 50)), max_size=30), st.integers(1, 50), clients)
-def test_nobody_starves_however_many_others_keep_coming(
-    before: list[tuple[str, int]], cost: int, flooding: str
-) -> None:
-    """Whoever floods, and whatever was asked before: an item waits for a bounded amount of service to other clients."""
+def test_no_item_starves_however_many_others_arrive(before: list[tuple[str, int]], cost: int, flooding: str) -> None:
+    """Whichever client floods the queue, and whatever it held before, the service to others that an item waits for is bounded."""
     queue: FairQueue[Item] = FairQueue()
     for client, amount in before:
         queue.append(Item(client, cost=amount))
@@ -50,8 +48,8 @@ def test_nobody_starves_however_many_others_keep_coming(
 
 
 @given(st.lists(st.tuples(clients, st.integers(1, 20)), min_size=1, max_size=200))
-def test_clients_that_always_wait_are_served_alike(items: list[tuple[str, int]]) -> None:
-    """While all have something to ask for, what they were served differs by at most the dearest item."""
+def test_clients_that_always_have_items_get_equal_service(items: list[tuple[str, int]]) -> None:
+    """While all clients have items, the service to them differs by at most the most expensive item."""
     queue: FairQueue[Item] = FairQueue()
     left = Counter(client for client, _ in items)
     for client, cost in items:
@@ -89,7 +87,7 @@ def test_one_client_is_served_in_order_of_arrival(acts: list[str]) -> None:
         assert queue.num_started("a") == len(started)
 
 
-def test_a_client_that_was_away_has_no_credit() -> None:
+def test_a_new_client_has_no_credit() -> None:
     queue: FairQueue[Item] = FairQueue()
     for _ in range(100):
         queue.append(Item("busy"))
@@ -101,11 +99,11 @@ def test_a_client_that_was_away_has_no_credit() -> None:
     assert order.count("new") == 10
 
 
-def test_a_client_that_went_and_came_back_has_no_credit_either() -> None:
+def test_a_client_that_left_keeps_its_debt_while_another_is_served() -> None:
     queue: FairQueue[Item] = FairQueue()
     queue.append(Item("waits"))
     held = next(iter(queue))
-    queue.start(held)  # somebody is always here
+    queue.start(held)  # so that the queue is never idle
     queue.append(Item("dear", cost=1000))
     serve(queue)
     for _ in range(20):
@@ -114,7 +112,7 @@ def test_a_client_that_went_and_came_back_has_no_credit_either() -> None:
     assert [serve(queue).client for _ in range(20)] == ["other"] * 20
 
 
-def test_who_has_gone_is_forgotten() -> None:
+def test_clients_without_items_are_forgotten() -> None:
     queue: FairQueue[Item] = FairQueue()
     for i in range(100):
         queue.append(Item(f"client {i}", cost=i))
@@ -130,6 +128,6 @@ def test_shares_are_max_min_fair(demands: dict[str, int], total: int) -> None:
     assert shares.keys() == demands.keys()
     assert sum(shares.values()) <= total
     for client, demand in demands.items():
-        if shares[client] < demand:  # then nobody has more than it, by more than what does not divide
+        if shares[client] < demand:  # no other share is larger, up to the remainder of the division
             assert all(share <= shares[client] + 1 for share in shares.values())
     assert total - sum(shares.values()) < len(demands)

@@ -1,5 +1,5 @@
-"""Invariant 6: the features that a drafter is given are the target's hidden states of the history, in order, whatever happened to
-the sequence before."""
+"""Invariant 6: the features that a drafter receives are the target's hidden states of the history, in order, whatever happened to the
+sequence before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS = ([0, 549, 300, 11, 12, 300, 11, 12], [0, 616, 635, 271, 480], [0, *ran
 
 
 class FeatureAudit:
-    """Drafts the last two tokens once more, which are accepted now and then, and compares the features with a fresh pass."""
+    """Drafts the last two tokens again, which are sometimes accepted, and compares the features with those of a fresh pass."""
 
     def __init__(self, model: LanguageModel, taps: tuple[int, ...] = TAPS) -> None:
         self.taps = taps
@@ -32,7 +32,7 @@ class FeatureAudit:
         self._model = model
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
-        self.num_wrong += 1  # until all are right: what is raised here would be seen by nobody
+        self.num_wrong += 1  # undone below if all are right: errors raised here would be caught
         for request in requests:
             assert request.features is not None
             count = len(request.features)
@@ -52,7 +52,7 @@ class FeatureAudit:
 
 
 class Repeat:
-    """Drafts the last token once more, without features."""
+    """Drafts the last token again, without features."""
 
     def __init__(self) -> None:
         self.was_given_features = False
@@ -107,7 +107,7 @@ def test_features_follow_chunked_prompts(target: LanguageModel) -> None:
     assert sequence.num_output == 24
 
 
-def test_features_come_back_after_preemption(target: LanguageModel) -> None:
+def test_features_are_right_after_preemption(target: LanguageModel) -> None:
     audit = FeatureAudit(target)
     engine = Engine(target, audit, MemoryPool(1 << 28), seed=0)
     sequences = [engine.add(prompt, params()) for prompt in PROMPTS[:2]]
@@ -120,7 +120,7 @@ def test_features_come_back_after_preemption(target: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("length", [40, 101], ids=["copied", "taken over"])
-def test_a_prefix_hit_brings_its_features(target: LanguageModel, length: int) -> None:
+def test_a_prefix_hit_includes_the_features(target: LanguageModel, length: int) -> None:
     audit = FeatureAudit(target)
     engine = Engine(target, audit, MemoryPool(1 << 28), seed=0)
     first = engine.add(PROMPTS[2], params(max_tokens=4))
@@ -138,7 +138,7 @@ def test_each_drafter_gets_the_columns_of_its_own_taps(target: LanguageModel) ->
         sequence = engine.add(PROMPTS[0], params())
         finish(engine, audits[name])
         assert sequence.error is None
-        assert audits[name].num_given == {}  # it was asked, and has forgotten
+        assert audits[name].num_given == {}  # it was called, and has forgotten the sequence
 
 
 def test_a_drafter_without_taps_costs_no_memory_and_gets_no_features(target: LanguageModel) -> None:
@@ -156,5 +156,5 @@ def test_a_drafter_without_taps_costs_no_memory_and_gets_no_features(target: Lan
     assert beside.cache.bytes_per_token == target.traits.bytes_per_token + 2 * len(TAPS) * width
 
 
-def test_features_survive_bfloat16_of_the_library_too(target: LanguageModel) -> None:
+def test_features_are_stored_in_bfloat16(target: LanguageModel) -> None:
     assert hidden_states(target, PROMPTS[0], (0,)).dtype == torch.bfloat16

@@ -1,5 +1,5 @@
-"""Invariant 9: whatever one row raises, at any stage of a step, ends that row's request alone. Sixteen neighbours, greedy
-and seeded, finish with the texts that they have without it."""
+"""Invariant 9: an error that one row raises, at any stage of a step, ends only that row's request. Sixteen other requests of the
+batch, greedy and seeded, finish with the texts that they have without it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 BAD_PROMPT = [0, 700, 701, 702, 703]
 MARK = 7
-"""The logprobs that only the bad request asks for."""
+"""A number of logprobs that only the bad request asks for."""
 METHODS = ("none", "draft_model")
 
 
@@ -49,7 +49,7 @@ def params(max_tokens: int = 14, **settings: Any) -> SamplingParams:
 
 
 def neighbours(engine: Engine) -> list[TokenSequence]:
-    """Sixteen."""
+    """Add sixteen good requests."""
     return [engine.add(prompt, params(**kind)) for prompt in PROMPTS for kind in KINDS]
 
 
@@ -67,7 +67,7 @@ def run(engine: Engine) -> None:
 
 @pytest.fixture(scope="module")
 def expected(make_engine: MakeEngine) -> list[list[int]]:
-    """The neighbours' texts without the bad request, and without drafts."""
+    """The texts of the good requests without the bad one, and without drafts."""
     engine = make_engine("none")
     sequences = neighbours(engine)
     run(engine)
@@ -76,7 +76,7 @@ def expected(make_engine: MakeEngine) -> list[list[int]]:
 
 @dataclass
 class Bad:
-    """The request that raises. patch: what it does to the engine, told the sequence before anything runs."""
+    """A request that raises. patch: makes the engine fail for its sequence; called before anything runs."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     add: dict[str, Any] = field(default_factory=dict)
@@ -86,12 +86,12 @@ class Bad:
 
 
 def is_due(bad: TokenSequence) -> bool:
-    """Not at once: its neighbours are in the middle of their texts."""
+    """Whether to raise: not at once, but when the other requests are in the middle of their texts."""
     return bad.num_output >= 3
 
 
 class Broken:
-    """A constraint that allows everything, until it cannot say."""
+    """A constraint that allows everything, until it raises."""
 
     allows_drafts = True
 
@@ -143,7 +143,7 @@ def stops_with_an_error(new_ids: Sequence[int], num_output_before: int) -> int |
 def when_due(
     bad: TokenSequence, name: str, owner: Any, monkeypatch: pytest.MonkeyPatch, *, after: bool = False
 ) -> None:
-    """Calls of this method that are about the bad sequence raise. after: when their work is done."""
+    """Make a method raise for the bad sequence. after: whether it does its work first."""
     original = getattr(owner, name)
 
     def faulty(seq_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -175,7 +175,7 @@ def in_the_pass(engine: Engine, bad: TokenSequence, monkeypatch: pytest.MonkeyPa
 
 
 def behind_the_pass(engine: Engine, bad: TokenSequence, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache holds what was read then."""
+    """The cache already holds what was read."""
     _fail_reads(engine, bad, monkeypatch, after=True)
 
 
@@ -215,7 +215,7 @@ def in_verification(engine: Engine, bad: TokenSequence, monkeypatch: pytest.Monk
 
 
 def in_the_kernels_layout(engine: Engine, bad: TokenSequence, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number that no field of the kernels' structs holds, which SamplingParams would refuse."""
+    """A number too large for the kernels' structs, which SamplingParams would refuse."""
     bad.sampler.spec = bad.sampler.spec._replace(truncation=(2**63, 1.0, 0.0))
 
 
@@ -274,7 +274,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_row_that_raises_ends_its_own_request_alone(
+def test_a_row_that_raises_ends_only_its_own_request(
     make_engine: MakeEngine,
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -323,7 +323,7 @@ def test_several_bad_rows_end_one_by_one(
     assert [bad.error for bad in all_bad] == ["RuntimeError: injected"] * 3
 
 
-def test_a_bad_row_that_runs_alone_ends_no_request_that_waits(
+def test_a_bad_row_that_runs_alone_ends_no_waiting_request(
     make_engine: MakeEngine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine("suffix", limits=Limits(max_num_seqs=1))
@@ -335,7 +335,7 @@ def test_a_bad_row_that_runs_alone_ends_no_request_that_waits(
     assert [sequence.output_ids for sequence in good] == expected
 
 
-def test_what_fails_with_drafts_only_ends_nobody_and_the_drafter_rests(
+def test_an_error_with_drafts_only_ends_no_request_and_the_drafter_cools_down(
     make_engine: MakeEngine, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuses_drafts(logits: Tensor, proposal: Proposal, *args: Any, **kwargs: Any) -> Any:
@@ -353,7 +353,7 @@ def test_what_fails_with_drafts_only_ends_nobody_and_the_drafter_rests(
 
 
 class BadDrafter:
-    """Drafts rightly, from what is known, until it does what is bad."""
+    """Answers correctly twice, then misbehaves."""
 
     def __init__(self, behaviour: str) -> None:
         self.behaviour = behaviour
@@ -382,7 +382,7 @@ class BadDrafter:
 
 
 @pytest.mark.parametrize("behaviour", ["raises", "no proposal", "too many", "too few rows", "bad id"])
-def test_a_drafter_that_fails_ends_nobody(
+def test_a_failing_drafter_ends_no_request(
     make_engine: MakeEngine, expected: list[list[int]], caplog: pytest.LogCaptureFixture, behaviour: str
 ) -> None:
     drafter, policy = BadDrafter(behaviour), FixedPolicy("BadDrafter")
@@ -390,7 +390,7 @@ def test_a_drafter_that_fails_ends_nobody(
     good = neighbours(engine)
     run(engine)
     assert [sequence.output_ids for sequence in good] == expected
-    assert drafter.num_calls == 3  # then it rests
+    assert drafter.num_calls == 3  # then it cools down
     assert policy.fallbacks == {("BadDrafter", "failed"): 1}
     assert drafter.forgotten == {sequence.seq_id for sequence in good}
     warned = [r.getMessage() for r in caplog.records if "drafter BadDrafter failed" in r.getMessage()]
@@ -398,7 +398,9 @@ def test_a_drafter_that_fails_ends_nobody(
     assert "it is not used for the next 32 steps" in warned[0]
 
 
-def test_each_failure_of_a_drafter_doubles_its_rest(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_failure_of_a_drafter_doubles_its_cooldown(
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     drafter = BadDrafter("raises")
     engine = make_engine(drafter)
     text = engine.add(PROMPTS[0], params(90, temperature=0.0))
@@ -410,7 +412,7 @@ def test_each_failure_of_a_drafter_doubles_its_rest(make_engine: MakeEngine, cap
 
 
 class BadPolicy(FixedPolicy):
-    """Raises whatever it is asked."""
+    """Raises in every method."""
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
         raise RuntimeError("injected")
@@ -425,7 +427,7 @@ class BadPolicy(FixedPolicy):
         raise RuntimeError("injected")
 
 
-def test_a_policy_that_raises_costs_drafts_alone(
+def test_a_failing_policy_only_disables_drafting(
     make_engine: MakeEngine, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make_engine("draft_model", policy=BadPolicy("DraftModelDrafter"))
@@ -433,11 +435,11 @@ def test_a_policy_that_raises_costs_drafts_alone(
     run(engine)
     assert [sequence.output_ids for sequence in good] == expected
     assert engine.stats.num_draft_tokens == 0
-    (record,) = caplog.records  # once
+    (record,) = caplog.records  # logged once
     assert "BadPolicy failed: RuntimeError at test_isolation.py" in record.getMessage()
 
 
-def test_an_observer_that_raises_ends_nobody_and_is_still_shown_every_step(
+def test_a_failing_observer_ends_no_request_and_still_sees_every_step(
     make_engine: MakeEngine, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Raises:
@@ -462,7 +464,9 @@ def test_an_observer_that_raises_ends_nobody_and_is_still_shown_every_step(
 
 
 @pytest.mark.parametrize("patch", [in_the_pass, in_verification], ids=["pass", "verification"])
-def test_an_interrupt_is_nobodys_error(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, patch: Any) -> None:
+def test_an_interrupt_is_no_requests_error(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, patch: Any
+) -> None:
     engine = make_engine("draft_model")
     good = neighbours(engine)
 
@@ -479,7 +483,7 @@ def test_an_interrupt_is_nobodys_error(make_engine: MakeEngine, monkeypatch: pyt
     assert {sequence.error for sequence in good} == {None}
 
 
-def test_parts_become_smaller_until_one_is_at_fault() -> None:
+def test_run_isolated_splits_parts_until_one_item_is_at_fault() -> None:
     runs: list[list[int]] = []
 
     def run_part(items: Sequence[int]) -> list[int]:
@@ -499,7 +503,7 @@ def test_parts_become_smaller_until_one_is_at_fault() -> None:
     assert len(runs) == 1 + 7
 
 
-def test_what_happens_together_and_to_nobody_alone_is_told() -> None:
+def test_an_error_that_no_item_causes_alone_is_returned() -> None:
     first = ValueError("together")
 
     def together(items: Sequence[int]) -> list[int]:
@@ -512,7 +516,7 @@ def test_what_happens_together_and_to_nobody_alone_is_told() -> None:
         run_isolated([], together, list, lambda item, _: failed.append(item))
 
 
-def test_the_log_does_not_quote_what_others_raise(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_does_not_quote_foreign_errors(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
 
     def quotes() -> int:
@@ -526,9 +530,9 @@ def test_the_log_does_not_quote_what_others_raise(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.slow
-def test_unseeded_neighbours_keep_their_law(make_engine: MakeEngine) -> None:
-    """600 texts of three tokens in steps that fall apart again and again, against those texts' own probabilities. Odds of
-    a false alarm: 1e-6; the noise is seeded."""
+def test_unseeded_requests_beside_failing_ones_keep_their_distribution(make_engine: MakeEngine) -> None:
+    """600 texts of three tokens, in steps that fail and are split again and again, are compared with the texts' probabilities. The
+    false-alarm rate is 1e-6; the noise is seeded."""
     wanted = params(3, temperature=1.0, top_k=3)
 
     def faulty(logits: Tensor, proposal: Proposal, samplers: Sequence[Sampler], histories: Any, **kwargs: Any) -> Any:
@@ -554,7 +558,7 @@ def test_unseeded_neighbours_keep_their_law(make_engine: MakeEngine) -> None:
 
 
 def _law_of_texts(engine: Engine, prompt: Sequence[int], length: int) -> dict[tuple[int, ...], float]:
-    """Every text of so many tokens under top_k 3, where ties at the border stay, with its probability."""
+    """The probability of every text of this length under top_k 3, where ties at the border are kept."""
     if length == 0:
         return {(): 1.0}
     first = engine.add(prompt, params(1, temperature=0.0, logprobs=8))

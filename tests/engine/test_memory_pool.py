@@ -1,4 +1,4 @@
-"""The budget that caches share."""
+"""The memory budget that caches share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from foredraft.engine.memory_pool import MemoryPool
 
 
-def test_the_pool_refuses_what_it_has_not() -> None:
+def test_the_pool_refuses_more_than_it_has() -> None:
     pool = MemoryPool(10)
     assert pool.take(7)
     assert not pool.take(4)

@@ -1,4 +1,4 @@
-"""Methods by name, as objects, alone and together, and what is refused."""
+"""Methods by name and as objects, alone and combined, and which are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_without_a_method_the_draft_model_is_used_if_there_is_one() -> None:
         (["suffix", SCRIPTED], ["suffix", SCRIPTED]),
     ],
 )
-def test_methods_are_one_or_several(methods: Any, expected: list[Any]) -> None:
+def test_methods_may_be_one_or_several(methods: Any, expected: list[Any]) -> None:
     assert choose_methods(methods, has_draft_model=False) == expected
 
 
@@ -66,14 +66,14 @@ def test_a_draft_model_may_be_combined_with_a_copy_of_the_target() -> None:
         (["early_exit", "eagle"], "eagle", "exit_layer and a head cannot be combined"),
     ],
 )
-def test_a_layer_that_nothing_uses_is_refused(names: list[str], draft_method: str, words: str) -> None:
+def test_an_exit_layer_that_no_method_uses_is_refused(names: list[str], draft_method: str, words: str) -> None:
     check_exit_layer(None, names, draft_method)
     check_exit_layer(2, ["early_exit", "draft_model"], "draft_model")
     with pytest.raises(ForedraftError, match=words):
         check_exit_layer(2, names, draft_method)
 
 
-def test_objects_go_by_the_name_of_their_class() -> None:
+def test_drafter_objects_are_named_by_their_class() -> None:
     assert name_of(SCRIPTED) == "ScriptedDrafter"
     assert names_of(["ngram", SCRIPTED]) == ["ngram", "ScriptedDrafter"]
     assert names_of("ngram+suffix") == ["ngram", "suffix"]

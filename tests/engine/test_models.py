@@ -1,4 +1,4 @@
-"""Loading a target with its drafts: one vocabulary, each model once, and the checkpoint's own ends and defaults."""
+"""Loading a target with its drafts: one vocabulary, each model loaded once, and end ids and defaults from the checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_model_in_memory_needs_no_tokenizer(models: LoadedModels) -> None:
 
 
 @pytest.mark.parametrize(("difference", "is_refused"), [(0, False), (512, False), (513, True), (-513, True)])
-def test_logits_may_be_padded_and_no_more(difference: int, is_refused: bool) -> None:
+def test_logits_may_be_wider_only_by_padding(difference: int, is_refused: bool) -> None:
     target, draft = (SimpleNamespace(traits=SimpleNamespace(vocab_size=n)) for n in (4096, 4096 + difference))
     if not is_refused:
         check_logit_width(target, draft)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_logits_may_be_padded_and_no_more(difference: int, is_refused: bool) -> 
         check_logit_width(target, draft)  # type: ignore[arg-type]
 
 
-def test_ends_and_defaults_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+def test_end_ids_and_defaults_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     for file in (EMBEDDED / "target").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7], "top_k": 7}))
@@ -85,7 +85,7 @@ def test_all_models_are_warmed_up_for_the_same_steps(models: LoadedModels, monke
     assert demands[1:] == [WarmUpSizes(3, 5, vocab_size, drafts=True)] * len(models.drafts)
 
 
-def test_measured_costs_are_stored_by_all_that_they_depend_on(models: LoadedModels) -> None:
+def test_the_key_of_measured_costs_has_all_that_they_depend_on(models: LoadedModels) -> None:
     paired, alone = models.cost_key(["draft_model"], ["draft_model"]), load().cost_key(["suffix"], ["suffix"])
     assert paired.keys() == {"machine", "drafters", "target", "draft"}
     assert alone.keys() == {"machine", "drafters", "target"}

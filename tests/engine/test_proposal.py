@@ -1,4 +1,4 @@
-"""One proposal of several: every id keeps the law it was drawn from."""
+"""Proposals, and proposals merged from several: every id keeps the distribution it was drawn from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foredraft.engine.proposal import CERTAIN, Proposal
 from foredraft.sampling import TokenProbs
 
 
-def test_laws_of_few_ids_and_of_all_stay_with_their_tokens() -> None:
+def test_merged_tokens_keep_truncated_and_full_distributions() -> None:
     kept = TokenProbs(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([[1, 3], [2, 0]]))
     whole = TokenProbs(torch.tensor([[0.1, 0.1, 0.1, 0.1, 0.6]]))
     parts = [([1], Proposal.of([[1, 2]], [[0, 1]], kept)), ([0, 2], Proposal.of([[4], []], [[0], []], whole))]
@@ -22,7 +22,7 @@ def test_laws_of_few_ids_and_of_all_stay_with_their_tokens() -> None:
         assert torch.equal(named, torch.cat([whole.dense(5), kept.dense(5)]))
 
 
-def test_nobody_answers() -> None:
+def test_merging_no_proposals_gives_empty_drafts() -> None:
     merged = Proposal.merged([], 3)
     assert merged.is_certain
     assert merged.lens.tolist() == [0, 0, 0]
@@ -41,7 +41,7 @@ def test_a_merged_proposal_is_certain_where_all_its_parts_are() -> None:
     assert mixed.draft_prob_rows == [[-1, -1], [], [0]]
 
 
-def test_tensors_and_lists_say_the_same() -> None:
+def test_proposals_from_tensors_and_lists_are_equal() -> None:
     ids, prob_rows, laws = [[4, 1], [], [2]], [[0, CERTAIN], [], [1]], TokenProbs(torch.eye(5)[[4, 2]])
     of_lists = Proposal.of(ids, prob_rows, laws)
     of_tensors = Proposal(of_lists.ids, of_lists.lens, of_lists.prob_rows, laws.probs)
@@ -56,14 +56,14 @@ def test_tensors_and_lists_say_the_same() -> None:
     assert certain.prob_rows.tolist() == [[CERTAIN, CERTAIN]] * 3
 
 
-def test_tokens_of_lists_become_integers_or_are_refused() -> None:
+def test_tokens_in_lists_become_integers_or_are_refused() -> None:
     proposal = Proposal.certain([torch.tensor([3, 1]), range(2)])  # type: ignore[list-item]
     assert [[type(token) for token in row] for row in proposal.draft_ids] == [[int, int]] * 2
     with pytest.raises(TypeError):
         Proposal.certain([[1.5]])  # type: ignore[list-item]
 
 
-def test_what_does_not_fit_together_is_refused() -> None:
+def test_inconsistent_shapes_are_refused() -> None:
     for make in (
         lambda: Proposal.of([[1, 2]], [[0]]),
         lambda: Proposal.certain([[1, 2]], [[-1]]),

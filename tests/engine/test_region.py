@@ -1,4 +1,4 @@
-"""What a region holds of its sequence: what is kept of a prefix, and where rows lie."""
+"""Regions of a cache: which prefix they keep, and in which slots rows are."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_keep_prefix_of_takes_any_sequence(held: list[int], wanted: list[int]) -
     )
 )
 def test_keep_prefix_of_follows_a_history_that_grows(rounds: list[tuple[list[int], list[int]]]) -> None:
-    """What a generation does: read a draft, commit something else, forget; with what was compared remembered. Against a
-    region that has never been asked before."""
+    """As in generation: read a draft, commit other tokens, drop the rest. The region remembers how far it has compared the history; it
+    must agree with a new region."""
     region, history = Region(), [1, 0]
     for draft, committed in rounds:
         unread = region.keep_prefix_of(history, at_most=len(history) - 1)
@@ -56,7 +56,7 @@ def test_keep_prefix_of_follows_a_history_that_grows(rounds: list[tuple[list[int
         assert region.tokens == fresh.tokens
 
 
-def test_another_history_is_compared_from_its_beginning() -> None:
+def test_a_different_history_is_compared_from_its_beginning() -> None:
     region, first = Region(), [1, 2, 3, 4]
     region.tokens = [1, 2, 3, 4]
     assert region.keep_prefix_of(first) == 0
@@ -65,7 +65,7 @@ def test_another_history_is_compared_from_its_beginning() -> None:
 
 
 class CountingList(list[int]):
-    """Knows how many of its items were looked at."""
+    """Counts how many of its items are accessed."""
 
     looked_at = 0
 
@@ -79,8 +79,8 @@ class CountingList(list[int]):
             yield self[i]
 
 
-def test_keep_prefix_of_costs_the_new_tokens_only() -> None:
-    """A thousand rounds of three tokens over a history of four thousand: a rescan would look at six million."""
+def test_keep_prefix_of_reads_only_the_new_tokens() -> None:
+    """A thousand rounds of three tokens, up to a history of four thousand: rescanning would read millions."""
     history = CountingList(range(1000))
     region = Region()
     region.tokens = list(range(1000))
@@ -88,14 +88,14 @@ def test_keep_prefix_of_costs_the_new_tokens_only() -> None:
     history.looked_at = 0
     for step in range(1000):
         region.tokens += [5, 6, 7, 8]  # a draft of four, read
-        history += [5, 6, 9000 + step]  # of which two stand
+        history += [5, 6, 9000 + step]  # two of which are accepted
         assert region.keep_prefix_of(history) == 1
         region.tokens.append(history[-1])
     assert history.looked_at <= 12 * 4 * 1000
 
 
-def test_rows_may_lie_at_other_slots_than_their_positions() -> None:
-    """What is given is in order of a path, padded with zeros; what lies at other slots stays."""
+def test_rows_may_be_in_other_slots_than_their_positions() -> None:
+    """`along` returns rows in the order of a path, padded with zeros. Rows in other slots do not change."""
     region = Region()
     region.resize(32)
     write(region, [1, 2, 3])
@@ -112,7 +112,7 @@ def test_rows_may_lie_at_other_slots_than_their_positions() -> None:
     assert not held[:, [3, 4, 5, 6, 8, 10]].any()
 
 
-def test_bytes_per_token_are_counted_from_what_was_written() -> None:
+def test_bytes_per_token_are_computed_from_the_written_layers() -> None:
     region = Region()
     region.resize(64)
     write(region, [1])
@@ -121,7 +121,7 @@ def test_bytes_per_token_are_counted_from_what_was_written() -> None:
 
 @pytest.mark.parametrize("num_behind", [0, 1], ids=["in one piece", "with a layer behind"])
 def test_rows_move_and_grow_alike_however_layers_are_stored(num_behind: int) -> None:
-    """Kernels have all layers in one piece; a layer that is written later lies apart."""
+    """For kernels all layers are in one tensor; a layer that is written later has its own."""
     region = Region()
     region.resize(16)
     region.addresses(3, torch.empty(2, 0, 4))

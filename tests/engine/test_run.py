@@ -1,4 +1,4 @@
-"""Submit, step, abort: everything runs to its end, and nothing is left behind however the loop ends."""
+"""run_steps submits, steps and aborts: all jobs run to their end, and nothing is left behind however the loop ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foredraft.engine.run import run_steps
 
 @dataclass
 class Job:
-    """Takes so many steps."""
+    """Takes num_steps steps."""
 
     num_steps: int
     is_aborted: bool = False
@@ -35,7 +35,7 @@ class FakeEngine:
 
 
 class Timer:
-    """Counts how often it is entered, and is not entered while the caller works."""
+    """Counts how often it is entered, and knows whether it is running."""
 
     def __init__(self) -> None:
         self.num_entered = 0
@@ -63,7 +63,7 @@ def test_it_steps_until_all_are_finished() -> None:
     assert all(job.is_finished and job.is_aborted for job in jobs)
 
 
-def test_what_is_finished_at_once_takes_no_step() -> None:
+def test_jobs_that_are_finished_at_once_take_no_step() -> None:
     engine = FakeEngine()
     assert list(steps_of(engine, [Job(0)])) == list(steps_of(engine, [])) == []
     assert engine.num_steps == 0
@@ -96,7 +96,7 @@ def test_an_error_in_a_step_or_a_submission_aborts_all(error: type[BaseException
     assert all(job.is_aborted for job in jobs)
 
 
-def test_the_timer_runs_for_the_submissions_and_the_steps_alone() -> None:
+def test_the_timer_runs_during_submissions_and_steps_only() -> None:
     engine, timer = FakeEngine(), Timer()
     for _ in steps_of(engine, [Job(3)], timer=timer):
         assert not timer.is_running

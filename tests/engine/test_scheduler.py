@@ -1,4 +1,4 @@
-"""The scheduler keeps its budgets, serves first come first served, and starves no sequence. There is no model: a step only
+"""The scheduler keeps within its budgets, serves first come first served, and starves no sequence. There is no model: a step only
 marks tokens as computed in the cache."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from foredraft.policy import DraftBudget, FixedPolicy
 from tests.laws import sampler_for
 
 UNIT = 64
-"""Regions come in multiples of this many tokens; a token costs one byte of target cache here."""
+"""The capacities of regions are multiples of this many tokens; a token takes one byte of target cache here."""
 
 
 class HoldingDrafter:
-    """Holds one unit of the pool for every sequence that it drafts for, as far as the pool has any."""
+    """Takes one unit of the pool for every sequence that it drafts for, while the pool has free units."""
 
     def __init__(self, pool: MemoryPool, size: int = 0) -> None:
         self.pool = pool
@@ -52,7 +52,7 @@ class HoldingDrafter:
 
 
 class World:
-    """A scheduler, its cache and its drafter, and steps that do what the engine does."""
+    """A scheduler with its cache and drafter, and steps that do what the engine does."""
 
     def __init__(self, units: int = 1000, *, seqs: int = 64, rows: int = 512, draft_bytes: int = 0) -> None:
         self.pool = MemoryPool(units * UNIT)
@@ -123,7 +123,7 @@ class World:
         self.cache.drop([sequence.seq_id])
 
     def check(self, scheduled: Sequence[ScheduledSequence]) -> None:
-        """What must hold of every schedule."""
+        """Assert the invariants of a schedule."""
         ids = [item.sequence.seq_id for item in scheduled]
         running = [sequence.seq_id for sequence in self.scheduler.running]
         assert len(set(ids)) == len(ids)
@@ -184,7 +184,7 @@ def test_a_long_prompt_leaves_a_row_for_every_later_sequence() -> None:
     world.step()
     assert world.scheduler.running[0].num_output == 0
     shorts = [world.add(1, 3) for _ in range(3)]
-    for short in shorts:  # as after a preemption of all and a new start
+    for short in shorts:  # as after all were preempted and restarted
         world.scheduler.waiting.start(short)
         world.scheduler.running.append(short)
     scheduled = world.step()
@@ -243,7 +243,7 @@ def test_a_preempted_sequence_waits_before_later_ones() -> None:
     world.run()
 
 
-def test_a_drafter_that_freed_its_memory_is_logged_once_and_not_used_for_a_while(
+def test_a_drafter_that_freed_its_memory_is_logged_once_and_cools_down(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World(units=4, draft_bytes=UNIT)
@@ -273,8 +273,8 @@ def test_preemption_frees_all_memory_drafts_included() -> None:
 
 
 def test_a_drafter_frees_its_memory_before_a_sequence_fails() -> None:
-    """One sequence, and a pool for its longest text: the drafter's memory must not be in the way, however many tokens the
-    drafter is asked for in the step that needs it."""
+    """One sequence, and a pool that fits its longest text: the drafter must free its memory, however many tokens it is asked for in the
+    step that needs that memory."""
     for gamma in (1, 2, 3, 4, 7):
         for max_tokens in range(1, 20):
             world = World(units=2, draft_bytes=UNIT)
@@ -299,7 +299,7 @@ def test_a_drafter_that_is_turned_off_frees_its_memory_too() -> None:
 
 
 def test_drafters_free_their_memory_before_a_sequence_is_preempted() -> None:
-    """Two sequences and their drafts fill the pool. Then the drafts' memory is freed, and both go on."""
+    """Two sequences and their drafts fill the pool. Then the drafts' memory is freed, and both continue."""
     world = World(units=4, draft_bytes=UNIT)
     sequences = [world.add(50, 40, gamma=2) for _ in range(2)]
     world.run()
@@ -307,7 +307,7 @@ def test_drafters_free_their_memory_before_a_sequence_is_preempted() -> None:
     assert [s.num_preemptions for s in sequences] == [0, 0]
 
 
-def test_a_sequence_that_can_never_fit_is_an_error_and_no_loop() -> None:
+def test_a_sequence_that_can_never_fit_is_an_error_not_an_endless_loop() -> None:
     world = World(units=1)
     world.add(60, 60)
     with pytest.raises(RuntimeError, match="does not fit"):
@@ -354,12 +354,12 @@ def test_siblings_wait_for_the_first_to_read_their_prompt_and_share_it() -> None
     assert first.num_output > 0
     scheduled = world.step()
     parts = {w.sequence.seq_id: w.num_unread for w in scheduled}
-    assert [parts[s.seq_id] for s in siblings] == [1, 1]  # all but the pending token was copied
+    assert [parts[s.seq_id] for s in siblings] == [1, 1]  # everything but the pending token was copied
     assert other.num_output > 0  # the other does not wait
     world.run()
 
 
-def test_a_sequence_waits_for_a_prefix_that_another_computes_and_no_longer() -> None:
+def test_a_sequence_waits_for_a_prefix_that_another_computes_but_no_longer() -> None:
     for rows in (40, 150, 1000):
         world = World(rows=rows)
         first = world.add_text([*range(100), *range(500, 600)])
@@ -376,7 +376,7 @@ def test_a_sequence_waits_for_a_prefix_that_another_computes_and_no_longer() -> 
         world.run()
 
 
-def test_no_sequence_waits_for_a_cached_or_short_prefix_or_if_it_may_not_share() -> None:
+def test_no_sequence_waits_for_a_cached_or_short_prefix_or_without_prefix_caching() -> None:
     for common, wants_to, held_already in ((63, True, False), (200, True, True), (200, False, False)):
         world = World(rows=1000)
         if held_already:
@@ -389,12 +389,12 @@ def test_no_sequence_waits_for_a_cached_or_short_prefix_or_if_it_may_not_share()
         assert (scheduled[second.seq_id] == 90) == held_already
 
 
-def test_a_sequence_that_waits_for_one_that_ends_or_is_preempted_goes_on() -> None:
+def test_a_sequence_continues_if_the_one_it_waits_for_ends_or_is_preempted() -> None:
     for ends in (True, False):
         world = World()
         first = world.add_text(list(range(200)))
         second = world.add_text([*range(190), 7])
-        world.scheduler.schedule()  # a step that is cut short before anything is read
+        world.scheduler.schedule()  # a step that is interrupted before anything is read
         assert second.wait_for is first
         if ends:
             first.finish("abort")
@@ -420,7 +420,7 @@ def test_prefix_hits_are_counted_once() -> None:
     assert [s.num_cached for s in (second, private, logged)] == [80, 0, 0]
 
 
-def test_siblings_of_one_that_ended_go_on() -> None:
+def test_siblings_of_an_aborted_sequence_continue() -> None:
     world = World()
     first = world.add(10, 5)
     sibling = world.add(10, 5, wait_for=first)
@@ -431,7 +431,7 @@ def test_siblings_of_one_that_ended_go_on() -> None:
     assert sibling.num_output == 5
 
 
-def test_a_sibling_of_a_preempted_sequence_goes_on() -> None:
+def test_a_sibling_of_a_preempted_sequence_continues() -> None:
     world = World(units=3)
     old = world.add(100, 40)
     world.step()
@@ -441,7 +441,7 @@ def test_a_sibling_of_a_preempted_sequence_goes_on() -> None:
     assert [s.num_output for s in (old, first, sibling)] == [40, 40, 40]
 
 
-def test_removing_is_harmless_wherever_it_stands() -> None:
+def test_running_and_waiting_sequences_can_be_removed_even_twice() -> None:
     world = World()
     running, waiting = world.add(3, 5), world.add(3, 5)
     world.scheduler.remove(waiting)
@@ -470,7 +470,7 @@ def test_a_flood_does_not_hold_all_places_while_another_client_waits() -> None:
     world.run()
 
 
-def test_two_floods_hold_as_many_places_each() -> None:
+def test_two_flooding_clients_get_equally_many_places() -> None:
     world = World(seqs=8)
     flood(world, 30)
     world.step()
@@ -485,7 +485,7 @@ def test_two_floods_hold_as_many_places_each() -> None:
     world.run()
 
 
-def test_a_client_alone_takes_all_places() -> None:
+def test_the_only_client_gets_all_places() -> None:
     world = World(seqs=8)
     small = world.add(3, 2, client="small")
     flood(world, 30)
@@ -496,7 +496,7 @@ def test_a_client_alone_takes_all_places() -> None:
     world.run()
 
 
-def test_a_flood_gives_back_memory_that_another_client_waits_for() -> None:
+def test_a_flooding_client_is_preempted_for_memory_that_another_waits_for() -> None:
     world = World(units=6)
     sequences = flood(world, 6, max_tokens=40)
     world.step()
@@ -556,7 +556,7 @@ def test_a_client_that_was_served_less_goes_first() -> None:
     world.run()
 
 
-def test_priority_orders_the_requests_of_one_client_alone() -> None:
+def test_priority_only_orders_requests_of_the_same_client() -> None:
     world = World(seqs=1)
     world.add(3, 5, client="a")
     world.step()

@@ -1,4 +1,4 @@
-"""Where a text ends: inside a block of verified tokens as at its edge, and always where plain decoding would end it."""
+"""Where a text ends: inside a block of verified tokens or at its edge, and always where plain decoding would end it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_a_block_is_appended_whole() -> None:
     [(0, 0), (3, 0), (3, 1), (3, 2), (3, 3)],
     ids=["plain", "first draft", "mid draft", "last draft", "bonus"],
 )
-def test_any_end_id_ends_it_wherever_it_stands_in_the_block(end: int, num_drafted: int, place: int) -> None:
-    """The end id stays, what was accepted behind it goes, and so does the bonus token."""
+def test_any_end_id_ends_the_text_anywhere_in_a_block(end: int, num_drafted: int, place: int) -> None:
+    """The end id is kept; tokens that were accepted after it and the bonus token are dropped."""
     block = [10, 11, 12, 13][: num_drafted + 1]
     block[place] = end
     sequence = make()
@@ -53,20 +53,20 @@ def test_any_end_id_ends_it_wherever_it_stands_in_the_block(end: int, num_drafte
     assert len(sequence.origins) == place + 1
 
 
-def test_the_first_of_several_end_ids_counts() -> None:
+def test_the_first_of_several_end_ids_ends_the_text() -> None:
     sequence = make()
     assert sequence.commit([5, STOP_ID, END, 6], 3) == 2
     assert (sequence.output_ids, sequence.stop_reason) == ([5, STOP_ID], STOP_ID)
 
 
-def test_an_end_id_in_the_prompt_ends_nothing() -> None:
+def test_an_end_id_in_the_prompt_does_not_end_the_text() -> None:
     sequence = make(prompt=[END, 7, STOP_ID])
     sequence.commit([5], 0)
     assert not sequence.is_finished
 
 
-def test_ignored_ends_are_tokens_like_others() -> None:
-    """ignore_eos: the engine gives no end id but the request's own."""
+def test_ignored_end_ids_are_ordinary_tokens() -> None:
+    """With ignore_eos the engine passes only the request's own end ids."""
     sequence = make(end_ids=[STOP_ID])
     sequence.commit([END, 5, END], 2)
     assert not sequence.is_finished
@@ -76,7 +76,7 @@ def test_ignored_ends_are_tokens_like_others() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4])
-def test_the_budget_ends_it_inside_a_block(max_tokens: int) -> None:
+def test_the_token_budget_ends_the_text_inside_a_block(max_tokens: int) -> None:
     sequence = make(max_tokens=max_tokens)
     assert sequence.commit([10, 11, 12, 13], 3) == max_tokens
     assert sequence.output_ids == [10, 11, 12, 13][:max_tokens]
@@ -158,7 +158,7 @@ def test_a_stop_rule_sees_nothing_beyond_the_budget() -> None:
         (2, 2, [Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS]),
     ],
 )
-def test_every_token_knows_where_it_came_from(num_drafted: int, num_accepted: int, expected: list[Origin]) -> None:
+def test_every_token_records_its_origin(num_drafted: int, num_accepted: int, expected: list[Origin]) -> None:
     sequence = make()
     sequence.commit(list(range(10, 11 + num_accepted)), num_drafted)
     assert sequence.origins == expected
@@ -170,10 +170,10 @@ blocks = st.lists(
 
 
 @given(rounds=blocks, max_tokens=st.integers(1, 12), stop_token=st.none() | st.integers(2, 6))
-def test_a_text_ends_where_token_by_token_decoding_ends_it(
+def test_a_text_ends_where_token_by_token_decoding_would_end_it(
     rounds: list[tuple[list[int], int]], max_tokens: int, stop_token: int | None
 ) -> None:
-    """The same tokens in blocks and one at a time: the same text, the same reason, as many origins as tokens."""
+    """The same tokens, in blocks or one at a time, give the same text and finish reason, and one origin for each token."""
 
     def rule(new_ids: Sequence[int], num_output: int) -> int | None:
         return new_ids.index(stop_token) if stop_token in new_ids else None
@@ -195,12 +195,12 @@ def test_a_text_ends_where_token_by_token_decoding_ends_it(
     assert (in_blocks.finish_reason, in_blocks.stop_reason) == (one_by_one.finish_reason, one_by_one.stop_reason)
 
 
-def test_the_first_reason_to_finish_stays() -> None:
+def test_the_first_finish_reason_is_kept() -> None:
     sequence = make()
     sequence.finish("error", "it broke")
     sequence.finish("abort")
     assert (sequence.finish_reason, sequence.error) == ("error", "it broke")
 
 
-def test_a_sequence_equals_itself_alone() -> None:
+def test_a_sequence_equals_only_itself() -> None:
     assert make() != make()

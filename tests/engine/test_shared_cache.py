@@ -1,4 +1,4 @@
-"""A drafter may write behind what the target has read: no text and no key of the history depends on it."""
+"""A drafter may write after what the target has read in the target's cache: no text and no key of the history depends on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMS = (
 
 
 class Scribbler:
-    """Writes large numbers wherever it may, over all layers, and drafts the last token once more."""
+    """Writes large numbers wherever it may, in all layers, and drafts the last token again."""
 
     shares_cache = True
 
@@ -44,18 +44,18 @@ class Scribbler:
         return Proposal.certain([[request.tokens[-1]] * min(1, request.max_len) for request in requests])
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is no state to drop."""
 
 
 class Bystander:
-    """Drafts nothing, and shares nothing."""
+    """Drafts nothing, and does not share the cache."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         assert all(request.region is None for request in requests)
         return Proposal.certain([[] for _ in requests])
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is no state to drop."""
 
 
 def texts(engine: Engine, preempted: bool = False) -> list[list[int]]:
@@ -69,7 +69,7 @@ def texts(engine: Engine, preempted: bool = False) -> list[list[int]]:
     return [sequence.output_ids for sequence in sequences]
 
 
-def test_no_text_depends_on_what_is_written_behind_the_history(make_engine: MakeEngine) -> None:
+def test_no_text_depends_on_what_is_written_after_the_history(make_engine: MakeEngine) -> None:
     plain = texts(make_engine("none"))
     for limits in (Limits(), Limits(max_batch_tokens=16)):
         for preempted in (False, True):
@@ -78,11 +78,11 @@ def test_no_text_depends_on_what_is_written_behind_the_history(make_engine: Make
             assert scribbler.num_written
 
 
-def test_who_does_not_share_is_given_nothing(make_engine: MakeEngine) -> None:
+def test_a_drafter_that_does_not_share_the_cache_gets_no_region(make_engine: MakeEngine) -> None:
     assert texts(make_engine(Bystander())) == texts(make_engine("none"))
 
 
-def test_a_view_has_tokens_of_its_own(target: LanguageModel, make_engine: MakeEngine) -> None:
+def test_a_view_has_its_own_token_list(target: LanguageModel, make_engine: MakeEngine) -> None:
     engine = make_engine("none")
     sequence = engine.add(PROMPT, PARAMS[0])
     engine.step()
@@ -93,8 +93,10 @@ def test_a_view_has_tokens_of_its_own(target: LanguageModel, make_engine: MakeEn
     assert all(torch.equal(a, b[:, : a.shape[1]]) for a, b in zip(region.layer(0), view.layer(0), strict=True))
 
 
-def test_addresses_of_the_first_layers_are_the_first_addresses(target: LanguageModel, make_engine: MakeEngine) -> None:
-    """Whoever looks first, and after the region has moved."""
+def test_addresses_of_fewer_layers_are_the_first_of_all_addresses(
+    target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    """Whichever are requested first, and also after the region has moved."""
     engine = make_engine("none")
     sequence = engine.add(PROMPT, PARAMS[0])
     engine.step()

@@ -1,4 +1,5 @@
-"""Sources in the cache: in its budget, shared by sequences with the same source and by no others, retained while there is room."""
+"""Encoder-decoder sources in the cache: they count in its budget, are shared only by sequences with the same source, and are retained
+while there is room."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def read_source(cache: KVCache, seq_id: int) -> None:
 
 
 def begin(cache: KVCache, seq_id: int, source: Source, tokens: Sequence[int], **how: bool) -> int:
-    """-> how many tokens were found"""
+    """Start a sequence and write its source and tokens. -> how many tokens were found in the cache"""
     assert cache.open(seq_id, source, **how)
     found = cache.start(seq_id, tokens)
     assert cache.reserve(seq_id, len(tokens))
@@ -39,7 +40,7 @@ def begin(cache: KVCache, seq_id: int, source: Source, tokens: Sequence[int], **
     return found
 
 
-def test_a_source_is_in_the_budget_once_for_all_who_share_it() -> None:
+def test_a_shared_source_counts_once_in_the_budget() -> None:
     cache = new_cache()
     begin(cache, 0, SOURCE, TEXT)
     used = cache.pool.used
@@ -54,7 +55,7 @@ def test_a_source_is_in_the_budget_once_for_all_who_share_it() -> None:
     assert cache.pool.used == cache.bytes_held == 0
 
 
-def test_a_prefix_is_shared_behind_the_same_source_only() -> None:
+def test_a_prefix_is_shared_only_with_the_same_source() -> None:
     cache = new_cache()
     begin(cache, 0, SOURCE, TEXT)
     assert cache.num_shared([*TEXT, 7], SOURCE) == len(TEXT)
@@ -63,19 +64,19 @@ def test_a_prefix_is_shared_behind_the_same_source_only() -> None:
     assert begin(cache, 2, SOURCE, [*TEXT[:20], 3, 4]) == 20
     cache.retain(0, TEXT)
     cache.drop([2])
-    assert begin(cache, 3, OTHER, [*TEXT, 9]) == len(TEXT)  # of sequence 1, which runs
+    assert begin(cache, 3, OTHER, [*TEXT, 9]) == len(TEXT)  # copied from sequence 1, which is running
     cache.retain(1, TEXT)
-    assert begin(cache, 4, SOURCE, [*TEXT, 9]) == len(TEXT)  # the retained region itself
+    assert begin(cache, 4, SOURCE, [*TEXT, 9]) == len(TEXT)  # takes over the retained region itself
     assert cache.source(4).source == SOURCE  # type: ignore[union-attr]
     assert cache.pool.used == cache.bytes_held
 
 
-def test_a_source_that_nobody_uses_is_found_again_until_its_memory_is_needed() -> None:
+def test_an_unused_source_is_found_again_until_its_memory_is_needed() -> None:
     source, region = 30 * SOURCE_BYTES, 64 * BYTES
     cache = new_cache(total=source + region)
     begin(cache, 0, SOURCE, TEXT[:8])
     kept = cache.source(0)
-    cache.retain(0, TEXT[:8])  # too short a text to be shared, but not its source
+    cache.retain(0, TEXT[:8])  # the text is too short to be shared, the source is not
     assert cache.bytes_retained == cache.pool.used == source
     assert cache.open(1, SOURCE)
     assert cache.source(1) is kept
@@ -83,14 +84,14 @@ def test_a_source_that_nobody_uses_is_found_again_until_its_memory_is_needed() -
     assert kept.is_read
     assert cache.bytes_retained == 0
     cache.retain(1, [])
-    begin(cache, 2, OTHER, TEXT[:8])  # needs the room
+    begin(cache, 2, OTHER, TEXT[:8])  # needs the memory
     assert cache.bytes_retained == 0
     assert cache.pool.used == source + region
     cache.drop([2])
     assert cache.pool.used == 0
 
 
-def test_where_there_is_no_room_for_a_source_nothing_changes() -> None:
+def test_without_room_for_a_source_nothing_changes() -> None:
     cache = new_cache(total=30 * SOURCE_BYTES + 64 * BYTES)
     begin(cache, 0, SOURCE, TEXT)
     used = cache.pool.used
@@ -98,10 +99,10 @@ def test_where_there_is_no_room_for_a_source_nothing_changes() -> None:
     assert not cache.open(1, OTHER)
     assert 1 not in cache
     assert cache.pool.used == used
-    assert not cache.fits(1, SOURCE)  # no room for a region beside it either
+    assert not cache.fits(1, SOURCE)  # no room for its region either
 
 
-def test_a_private_source_is_neither_found_nor_left_to_others() -> None:
+def test_a_private_source_is_neither_found_nor_retained() -> None:
     cache = new_cache()
     begin(cache, 0, SOURCE, TEXT)
     begin(cache, 1, SOURCE, TEXT, is_shared=False)
@@ -112,14 +113,14 @@ def test_a_private_source_is_neither_found_nor_left_to_others() -> None:
     assert cache.source(2) is cache.source(0)
 
 
-def test_what_ends_before_the_encoder_ran_leaves_nothing() -> None:
+def test_a_sequence_that_ends_before_the_encoder_runs_leaves_nothing() -> None:
     cache = new_cache()
     assert cache.open(0, SOURCE)
     cache.retain(0, [])
     assert cache.pool.used == 0
 
 
-def test_what_is_needed_to_start_counts_a_source_in_use_once_and_a_retained_one_again() -> None:
+def test_bytes_to_start_count_a_retained_source_but_not_one_in_use() -> None:
     cache = new_cache()
     alone = cache.bytes_to_start(10, SOURCE)
     assert alone == cache.bytes_for(10) + 30 * SOURCE_BYTES
@@ -128,10 +129,10 @@ def test_what_is_needed_to_start_counts_a_source_in_use_once_and_a_retained_one_
     assert cache.bytes_to_start(10, SOURCE, is_shared=False) == alone
     assert cache.bytes_of(0) == cache.bytes_for(len(TEXT), len(SOURCE))
     cache.retain(0, TEXT)
-    assert cache.bytes_to_start(10, SOURCE) == alone  # it is available now, and would not be then
+    assert cache.bytes_to_start(10, SOURCE) == alone  # its memory counts as available until the sequence starts
 
 
-def test_the_least_recently_used_goes_first_be_it_a_source_or_a_region() -> None:
+def test_the_least_recently_used_source_or_region_is_evicted_first() -> None:
     cache = new_cache()
     begin(cache, 0, SOURCE, TEXT)
     cache.retain(0, TEXT)  # the source is older than its region

@@ -1,4 +1,4 @@
-"""Counts that merge by addition, and say what the words of the field say."""
+"""Statistics merge by addition, and their ratios are those of the literature."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def total(rows: list[dict[str, int]]) -> SpeculationStats:
 
 
 @given(a=st.lists(records()), b=st.lists(records()), c=st.lists(records()))
-def test_they_merge_by_addition(a: list[dict[str, int]], b: list[dict[str, int]], c: list[dict[str, int]]) -> None:
+def test_stats_merge_by_addition(a: list[dict[str, int]], b: list[dict[str, int]], c: list[dict[str, int]]) -> None:
     before = astuple(total(a))
     left = total(a)
     assert left + total(b) + total(c) == total(a + b + c)
@@ -43,7 +43,7 @@ def test_they_merge_by_addition(a: list[dict[str, int]], b: list[dict[str, int]]
 
 
 @given(rows=st.lists(records(), min_size=1))
-def test_the_counts_agree_with_each_other(rows: list[dict[str, int]]) -> None:
+def test_the_counts_are_consistent(rows: list[dict[str, int]]) -> None:
     stats = total(rows)
     assert stats.num_steps == len(rows)
     assert stats.num_spec_steps == sum(stats.acceptance_histogram) == sum(row["num_drafted"] > 0 for row in rows)
@@ -60,8 +60,8 @@ def test_the_counts_agree_with_each_other(rows: list[dict[str, int]]) -> None:
         assert accepted <= evaluated <= drafted
 
 
-def test_the_words_of_the_field() -> None:
-    """Four drafted tokens twice: all accepted, and one accepted before a rejection."""
+def test_the_ratios_have_their_usual_meanings() -> None:
+    """Two drafts of four tokens, with four and one accepted, and a step without a draft."""
     stats = total(
         [
             {"num_drafted": 4, "num_accepted": 4, "num_kept": 5},
@@ -84,8 +84,8 @@ def test_the_words_of_the_field() -> None:
     [(4, 3, 4), (3, 3, 3), (2, 2, 2), (1, 1, 1)],
     ids=["recovered token kept", "cut behind the accepted", "cut inside", "cut at the first"],
 )
-def test_what_a_stop_cut_off_is_not_counted(kept: int, accepted: int, evaluated: int) -> None:
-    """Five drafted, three accepted, and the text ends after `kept` tokens."""
+def test_tokens_after_a_stop_are_not_counted(kept: int, accepted: int, evaluated: int) -> None:
+    """Of five drafted tokens three are accepted, and the text ends after `kept` tokens."""
     stats = total([{"num_drafted": 5, "num_accepted": 3, "num_kept": kept}])
     assert (stats.num_accepted_tokens, stats.num_evaluated_tokens, stats.num_emitted_tokens) == (
         accepted,
@@ -95,8 +95,8 @@ def test_what_a_stop_cut_off_is_not_counted(kept: int, accepted: int, evaluated:
     assert stats.num_draft_tokens == 5
 
 
-def test_counts_are_cut_with_the_text() -> None:
-    """What a sequence keeps is what its stats count, token for token."""
+def test_the_counts_of_a_cut_text_are_those_of_its_tokens() -> None:
+    """The stats of a sequence count exactly the tokens that it keeps."""
     sequence = TokenSequence(0, [9], sampler_for({}), max_len=50, speculative_tokens=4, end_ids=frozenset({0}))
     for new_ids, num_drafted in (([1, 2, 3], 4), ([4], 0), ([5, 0, 6, 7], 3)):
         kept = sequence.commit(new_ids, num_drafted)
@@ -106,7 +106,7 @@ def test_counts_are_cut_with_the_text() -> None:
     assert sequence.stats.num_accepted_tokens == sum(origin == 1 for origin in sequence.origins)
 
 
-def test_nothing_counted_is_no_ratio() -> None:
+def test_without_counts_ratios_are_none() -> None:
     stats = SpeculationStats()
     for ratio in ("mean_acceptance_length", "draft_acceptance_rate", "conditional_acceptance", "tokens_per_pass"):
         assert getattr(stats, ratio) is None

@@ -1,4 +1,4 @@
-"""Shapes of trees: paths, children, depths and cuts."""
+"""Tree shapes: paths, children, depths and cuts."""
 
 import pytest
 from hypothesis import given
@@ -11,14 +11,14 @@ PARENTS = st.integers(0, 12).flatmap(lambda size: st.tuples(*(st.integers(ROOT, 
 
 
 def ranks_of(shape: TreeShape, node: int) -> tuple[int, ...]:
-    """The path to a node, as `of_paths` takes it."""
+    """The path to a node, in the form that `of_paths` takes."""
     nodes = path_to(shape.parents, node)
     return tuple(shape.children[shape.parents[each]].index(each) for each in nodes)
 
 
 @given(PARENTS)
-def test_a_shape_is_that_of_its_paths(parents: tuple[int, ...]) -> None:
-    """Up to the order of nodes: level by level."""
+def test_a_shape_can_be_rebuilt_from_its_paths(parents: tuple[int, ...]) -> None:
+    """Up to the order of the nodes, which becomes level by level."""
     shape = TreeShape(parents)
     paths = [ranks_of(shape, node) for node in range(len(shape))]
     again = TreeShape.of_paths(paths)
@@ -49,7 +49,7 @@ def test_of_paths_reads_medusas_form() -> None:
 
 
 @given(PARENTS, st.lists(st.integers(0, 3), max_size=6))
-def test_fans_are_those_of_the_nodes_that_a_text_reaches(parents: tuple[int, ...], ranks: list[int]) -> None:
+def test_fans_count_the_children_of_the_nodes_on_a_path(parents: tuple[int, ...], ranks: list[int]) -> None:
     shape = TreeShape(parents)
     fans = shape.fans(ranks)
     known = {ranks_of(shape, node) for node in range(len(shape))}
@@ -60,24 +60,24 @@ def test_fans_are_those_of_the_nodes_that_a_text_reaches(parents: tuple[int, ...
 
 
 @pytest.mark.parametrize("length", [0, 1, 4])
-def test_a_chain(length: int) -> None:
+def test_a_chain_is_recognised(length: int) -> None:
     chain = TreeShape.chain(length)
     assert chain.is_chain
     assert chain.depth == length
     assert [path_to(chain.parents, node) for node in range(length)] == [path_to(None, node) for node in range(length)]
 
 
-def test_siblings_are_no_chain() -> None:
+def test_a_shape_with_siblings_is_no_chain() -> None:
     assert not TreeShape((ROOT, ROOT)).is_chain
 
 
 @pytest.mark.parametrize("paths", [[[0, 0]], [[1]], [[0], [0, 1]], [[0], []], [[0], [2]]])
-def test_a_missing_beginning_or_sibling_is_named(paths: list[list[int]]) -> None:
+def test_a_missing_prefix_or_sibling_is_named_in_the_error(paths: list[list[int]]) -> None:
     with pytest.raises(ForedraftError, match=r"a tree with the path .* must also have .* and "):
         TreeShape.of_paths(paths)
 
 
 @pytest.mark.parametrize("parents", [(0,), (ROOT, 1), (-2,)])
-def test_a_parent_is_an_earlier_node(parents: tuple[int, ...]) -> None:
+def test_a_parent_must_be_an_earlier_node(parents: tuple[int, ...]) -> None:
     with pytest.raises(ForedraftError, match="must be an earlier node"):
         TreeShape(parents)

@@ -1,5 +1,5 @@
-"""Law 2 with trees: greedy and seeded text is plain decoding's, whatever grows and however it is batched; and drafts that are
-trees are counted, pruned and refused as they should be."""
+"""Law 2 with trees: greedy and seeded text is plain decoding's, whatever trees are drafted and however they are batched. Tree drafts
+are also counted, pruned and refused correctly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WIDE = TreeShape.of_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), 
 
 
 class BranchingDrafter:
-    """Random trees that hold a piece of the right text more often than not. texts: by prompt."""
+    """Drafts random trees, most of which contain a piece of the right text. texts: by prompt."""
 
     def __init__(self, texts: dict[tuple[int, ...], list[int]], vocab_size: int) -> None:
         self._texts, self._vocab_size, self._random = texts, vocab_size, Random(0)
@@ -46,7 +46,7 @@ class BranchingDrafter:
         return Proposal.certain([ids for ids, _ in trees], [parents for _, parents in trees])
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is no state to drop."""
 
     def _tree(self, request: DraftRequest) -> tuple[list[int], list[int] | None]:
         length = self._random.randint(0, request.max_len)
@@ -93,7 +93,7 @@ def texts_of(engine: Any, wanted: Sequence[SamplingParams], preempted: int | Non
 def test_random_trees_are_invisible(
     make_engine: MakeEngine, target: LanguageModel, int8_target: LanguageModel, precision: str, rows: int
 ) -> None:
-    """Chains and trees in one batch, one text preempted, prompts read in pieces."""
+    """Chains and trees in one batch, with one text preempted and chunked prefill."""
     model = target if precision == "bfloat16" else int8_target
     wanted = [params(**kind) for kind in KINDS]
     plain = texts_of(make_engine("none", model=model), wanted)
@@ -112,8 +112,8 @@ def test_random_trees_are_invisible(
 @pytest.mark.parametrize(
     "method", ["draft_model", "eagle", "medusa", "pard", "peagle", "dflash", "mtp", "early_exit", "ngram", "suffix"]
 )
-def test_grown_trees_are_invisible(method: str, kind: dict[str, Any]) -> None:
-    """Alone, and in a batch with requests of chains and of fewer tokens."""
+def test_trees_of_every_method_are_invisible(method: str, kind: dict[str, Any]) -> None:
+    """Alone, and in a batch with requests for chains and for fewer draft tokens."""
     settings: dict[str, Any] = fitted_settings(method) if method in {"eagle", "medusa", "mtp"} else {}
     settings |= head_settings(method) if method in {"pard", "peagle", "dflash"} else {}
     settings |= {"exit_layer": 6} if method == "early_exit" else {}
@@ -134,7 +134,7 @@ def test_grown_trees_are_invisible(method: str, kind: dict[str, Any]) -> None:
     stats = llm.engine.stats
     drafted_by_depth = sum(stats.drafted_per_position)
     assert stats.num_draft_tokens >= drafted_by_depth > 0
-    # a short sampled text repeats too little for siblings of "ngram"; tests/drafters/test_ngram.py has them
+    # a short sampled text has too few repeats for "ngram" to draft siblings; tests/drafters/test_ngram.py tests them
     assert stats.num_draft_tokens > drafted_by_depth or method == "ngram"
     for each in (llm, plain):
         each.engine.drop_retained()
@@ -142,7 +142,7 @@ def test_grown_trees_are_invisible(method: str, kind: dict[str, Any]) -> None:
 
 
 class AnyShape(FixedPolicy):
-    """A chain, or any tree, for each text in each step, as "auto" may choose."""
+    """A random chain or tree for each text in each step, as "auto" may choose."""
 
     def __init__(self, drafters: Sequence[str]) -> None:
         super().__init__(drafters[0])
@@ -179,7 +179,7 @@ def test_a_shape_that_changes_every_step_is_invisible() -> None:
     ],
 )
 def test_merged_trees_are_invisible(method: str, num_running: int) -> None:
-    """In batches with chains and trees, merged and of single drafters."""
+    """In batches with chains and trees, of the merged drafter and of single drafters."""
     (growing,) = {"draft_model", "eagle", "medusa", "early_exit"} & set(method.split("+"))
     settings = fitted_settings(growing) if growing != "draft_model" else {}
     llm = LLM(method=method, speculative_token_tree=_paths(WIDE), num_threads=1, max_num_seqs=num_running, **settings)
@@ -201,7 +201,7 @@ def _num_asked(llm: LLM, wanted: Sequence[SamplingParams]) -> Counter[str]:
     return asked
 
 
-def test_trees_are_merged_where_several_methods_grow_some() -> None:
+def test_trees_are_merged_where_several_methods_draft_trees() -> None:
     llm = LLM(method="suffix+draft_model", num_threads=1)
     assert [*llm.drafters] == ["suffix", "draft_model"], "chains only"
     assert [*llm.with_drafter(speculative_token_tree="auto").drafters] == ["suffix", "draft_model", "merged"]
@@ -211,7 +211,7 @@ def test_trees_are_merged_where_several_methods_grow_some() -> None:
     assert [*llm.with_drafter("suffix", speculative_token_tree="auto").drafters] == ["suffix"]
 
 
-def test_a_part_that_fails_ends_no_request(make_engine: MakeEngine, recwarn: Any) -> None:
+def test_a_failing_part_of_a_merged_drafter_ends_no_request(make_engine: MakeEngine, recwarn: Any) -> None:
     class Failing(BranchingDrafter):
         grows_trees = True
 
@@ -225,8 +225,8 @@ def test_a_part_that_fails_ends_no_request(make_engine: MakeEngine, recwarn: Any
     assert engine._policy.fallbacks["MergedDrafter", "failed"] > 0
 
 
-def test_auto_drafts_trees_only_where_it_may() -> None:
-    """Where rows cost nothing and depth much, breadth promises most."""
+def test_auto_drafts_trees_only_if_allowed() -> None:
+    """The costs here favour trees: rows are free and depth is expensive."""
     shapes: dict[str, list[TreeShape | None]] = {}
     for tree in ("auto", "none"):
         llm = LLM(method="draft_model", speculative_token_tree=tree, num_threads=1)
@@ -256,7 +256,7 @@ def _rounded(logprobs: Any) -> list[dict[int, float]]:
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], {"temperature": 1.0}], ids=str)
-def test_a_grammar_prunes_nodes(kind: dict[str, Any]) -> None:
+def test_trees_under_a_grammar_are_invisible(kind: dict[str, Any]) -> None:
     llm = LLM(speculative_token_tree=_paths(WIDE), num_threads=1)
     form = StructuredOutputs(regex=r"(name of the [a-z ]{3,8}: the cat of the day is [a-z ]{3,10}; ){2}")
     wanted = SamplingParams(max_tokens=80, structured_outputs=form, frequency_penalty=-0.5, **kind)
@@ -275,7 +275,7 @@ class Fixed:
         return self._make(requests[0])
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is no state to drop."""
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_parents_must_fit_the_ids() -> None:
         Proposal.certain([[1, 2]], [[-1]])
 
 
-def test_what_the_option_refuses() -> None:
+def test_bad_tree_options_are_refused() -> None:
     for paths in ([], "[[0]]", "wide", [[]], [0], [[-1]], [[True]], [["0"]]):
         with pytest.raises(ForedraftError, match='speculative_token_tree must be "auto", "none" or a list'):
             LLM(speculative_token_tree=paths)  # type: ignore[arg-type]

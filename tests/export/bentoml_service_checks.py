@@ -1,5 +1,5 @@
-"""Run by the interpreter of an environment with BentoML: exported services, one after another, and what each answers. JSON on standard
-input and on the last line of standard output."""
+"""Run by the interpreter of an environment with BentoML: serves exported services one after another, and reports their answers. JSON on
+standard input and on the last line of standard output."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def serving(service: str, vllm_python: str) -> Iterator[None]:
 
 
 def answer(model: str, prompt: str) -> str:
-    """Once it is ready."""
+    """The answer to a request, once the service is ready."""
     asked = {"model": model, "prompt": prompt, "max_tokens": 32, "temperature": 0}
     request = urllib.request.Request(
         f"http://127.0.0.1:{PORT}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""Exports of the embedded pair and of random heads, as tests read them."""
+"""Exports of the embedded pair and of random heads, and helpers to read them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADS = ("eagle", "medusa", "early_exit")
 
 
 def settings_of(method: str, tokens: int | str = 4, gguf: Path | None = None) -> Settings:
-    """With the models that the method needs. gguf: a folder with files by that name."""
+    """Settings with the models that the method needs. gguf: a folder of GGUF files to use instead."""
     names = method.split("+")
     drafts = [str(embedded_head(name)) for name in names if name in HEADS]
     drafts += [DRAFT] if "draft_model" in names else []
@@ -38,7 +38,7 @@ def choice(method: str, tokens: int | str = 4, gguf: Path | None = None) -> Choi
 
 
 def export(engine: str, method: str, folder: Path, tokens: int | str = 4) -> Export:
-    """folder: an empty one, where a head is written in the engine's form."""
+    """Export settings. folder: an empty folder, to which a head is written in the engine's form."""
     exporter = ENGINES[engine]
     chosen = choice(method, tokens, gguf_files(folder) if exporter.reads_gguf else None)
     has_head = any(name in exporter.heads for name in chosen.methods)
@@ -46,12 +46,12 @@ def export(engine: str, method: str, folder: Path, tokens: int | str = 4) -> Exp
 
 
 def words_of(text: str) -> list[str]:
-    """Of the shell command that a text holds."""
+    """The words of the shell command in a text."""
     return shlex.split(text.replace("\\\n", " "), comments=True)
 
 
 def options_of(text: str) -> dict[str, Any]:
-    """Of a command: by name, with underscores; JSON read where it is some, and True for an option without a value."""
+    """The options of a command, by name with underscores. JSON values are parsed; an option without a value is True."""
     words = words_of(text)
     first = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
     options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The keys that engines take, recorded from the sources of these versions. An export may write no other."""
+"""The keys that engines accept, recorded from the sources of these versions. An export may write no others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VLLM_SPECULATIVE = {
     "rejection_sample_method",
     "use_heterogeneous_vocab",
 }
-"""Of vLLM 0.32.0's SpeculativeConfig, those that say how to draft."""
+"""Those of vLLM 0.32.0's SpeculativeConfig that say how to draft."""
 
 SGLANG = {
     "model_path",
@@ -33,7 +33,7 @@ SGLANG = {
     "speculative_use_block_verification",
     "speculative_use_rejection_sampling",
 }
-"""Of SGLang 0.5.23's arguments, the lossless ones that say how to draft."""
+"""The lossless ones of SGLang 0.5.23's arguments that say how to draft."""
 
 _DECODING = {
     "allow_advanced_sampling",
@@ -50,7 +50,7 @@ TENSORRT_LLM = {
     "NGram": _DECODING | {"is_keep_all", "is_public_pool", "is_use_oldest", "max_matching_ngram_size"},
     "SA": _DECODING | {"enable_global_pool", "max_matching_ngram_size"},
 }
-"""Of TensorRT-LLM 1.4's configurations, by decoding type; its models take no other keys."""
+"""Those of TensorRT-LLM 1.4's configurations, by decoding type; its models accept no other keys."""
 
 MAX = {
     "adaptive_speculative_widths",
@@ -61,7 +61,7 @@ MAX = {
     "num_speculative_tokens_per_batch_size",
     "speculative_method",
 }
-"""Of MAX 26.7.0's SpeculativeConfig, the lossless ones, and the models."""
+"""The lossless ones of MAX 26.7.0's SpeculativeConfig, and the models."""
 
 LLAMACPP = {
     "model",
@@ -73,4 +73,4 @@ LLAMACPP = {
     "spec_ngram_simple_size_n",
     "spec_type",
 }
-"""Of llama-server."""
+"""Those of llama-server."""

@@ -1,6 +1,6 @@
-"""Run by the interpreter that has llama.cpp's server as a library: what it makes of exported arguments, JSON in and out.
+"""Run by the interpreter that has llama.cpp's server as a library: runs it with exported arguments, JSON in and out.
 
-The library has no parser of arguments: each is set as the field that llama.cpp's own parser sets.
+The library has no argument parser: for each argument the field that llama.cpp's own parser sets is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def set_types(parameters: Any, names: str) -> None:
 
 
 def set_field(path: str) -> Callable[[Any, Any], None]:
-    """path: of attributes, from the parameters on. Raises AttributeError for one that is not there."""
+    """Set a field. path: of attributes, starting at the parameters. Raises AttributeError for a missing one."""
 
     def assign(parameters: Any, value: Any) -> None:
         *parents, name = path.split(".")
@@ -44,13 +44,13 @@ FIELDS: dict[str, Callable[[Any, Any], None]] = {
 
 
 def answers(options: dict[str, Any], prompts: list[list[int]]) -> list[dict[str, Any]]:
-    """Of a server with these arguments, greedily."""
+    """The greedy answers of a server with these arguments."""
     parameters = xllamacpp.CommonParams()
     parameters.n_ctx, parameters.n_parallel = 512, 1
     parameters.fit_params, parameters.offline, parameters.ui = False, True, False
     draft = parameters.speculative.draft
     for threads in (parameters.cpuparams, parameters.cpuparams_batch, draft.cpuparams, draft.cpuparams_batch):
-        threads.n_threads, threads.poll = 1, 0  # other tests run beside
+        threads.n_threads, threads.poll = 1, 0  # other tests run at the same time
     for name, value in options.items():
         FIELDS[name](parameters, value)
     server = xllamacpp.Server(parameters)

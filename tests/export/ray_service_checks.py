@@ -1,5 +1,5 @@
-"""Run by the interpreter of an environment with Ray and vLLM: one service of exported configurations, and what each of its models answers.
-JSON on standard input and on the last line of standard output."""
+"""Run by the interpreter of an environment with Ray and vLLM: runs one service of exported configurations, and reports the answers of
+each of its models. JSON on standard input and on the last line of standard output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = {"max_model_len": 256, "enforce_eager": True}
 
 
 def llm_config(name: str, config: dict[str, Any]) -> LLMConfig:
-    """On processors, under this name, with what the workers can import anyway."""
+    """A configuration that runs on CPUs, with this name, and with only what the workers can import."""
     config.pop("runtime_env", None)
     config["model_loading_config"]["model_id"] = name
     config["engine_kwargs"] |= QUICK

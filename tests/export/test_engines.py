@@ -1,4 +1,4 @@
-"""Every engine says something of every method, and what it says is its own language."""
+"""For every engine each method is exported or refused, in the engine's own terms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VLLMS = ("vllm", "bentoml", "ray")
 
 
 def vllm_options(engine: str, text: str) -> dict[str, Any]:
-    """What vLLM is given, whoever starts it."""
+    """The options that vLLM gets, whichever program starts it."""
     if engine == "ray":
         (application,) = yaml.safe_load(text)["applications"]
         (config,) = application["args"]["llm_configs"]
@@ -62,7 +62,7 @@ def test_a_refusal_has_a_reason_and_the_nearest(name: str, method: str, tmp_path
 
 
 @pytest.mark.parametrize(("name", "method"), CAN)
-def test_differences_are_said_once_each(name: str, method: str, tmp_path: Path) -> None:
+def test_each_difference_is_reported_once(name: str, method: str, tmp_path: Path) -> None:
     exported = export(name, method, tmp_path)
     assert exported.text.startswith(f"# {ENGINES[name].title} {ENGINES[name].version}\n")
     assert len(set(exported.differences)) == len(exported.differences) >= 4
@@ -71,7 +71,7 @@ def test_differences_are_said_once_each(name: str, method: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("name", "method"), [pair for pair in CAN if pair[0] in VLLMS])
-def test_vllm_is_given_keys_that_it_takes(name: str, method: str, tmp_path: Path) -> None:
+def test_vllm_only_gets_keys_that_it_accepts(name: str, method: str, tmp_path: Path) -> None:
     given = vllm_options(name, export(name, method, tmp_path).text)
     assert given.keys() <= {"speculative_config", "additional_config"}
     config = given["speculative_config"]
@@ -90,7 +90,7 @@ def test_vllm_is_given_keys_that_it_takes(name: str, method: str, tmp_path: Path
         ("mtp", {"method": "mtp"}),
     ],
 )
-def test_what_vllm_is_given(name: str, method: str, expected: dict[str, Any], tmp_path: Path) -> None:
+def test_the_options_for_vllm_are_right(name: str, method: str, expected: dict[str, Any], tmp_path: Path) -> None:
     given = vllm_options(name, export(name, method, tmp_path).text)
     assert given["speculative_config"] == {**expected, "num_speculative_tokens": 4}
     assert ("additional_config" in given) == (method == "suffix")
@@ -99,7 +99,7 @@ def test_what_vllm_is_given(name: str, method: str, expected: dict[str, Any], tm
 @pytest.mark.parametrize(
     "methods", [some for n in (2, 3) for some in combinations(("suffix", "ngram", "draft_model"), n)]
 )
-def test_several_methods_take_the_plug_in_of_vllm(methods: tuple[str, ...], tmp_path: Path) -> None:
+def test_several_methods_use_the_vllm_plug_in(methods: tuple[str, ...], tmp_path: Path) -> None:
     given = vllm_options("vllm", export("vllm", "+".join(methods), tmp_path, "auto").text)
     options = given["additional_config"]["foredraft"]
     assert options["method"] == list(methods)
@@ -110,7 +110,7 @@ def test_several_methods_take_the_plug_in_of_vllm(methods: tuple[str, ...], tmp_
 
 @pytest.mark.parametrize("method", sorted(ENGINES["sglang"].methods))
 @pytest.mark.parametrize("tokens", [1, 4])
-def test_sglang(method: str, tokens: int, tmp_path: Path) -> None:
+def test_the_options_for_sglang_are_right(method: str, tokens: int, tmp_path: Path) -> None:
     given = options_of(export("sglang", method, tmp_path, tokens).text)
     assert given.keys() <= keys.SGLANG
     assert given["model_path"] == TARGET
@@ -120,7 +120,7 @@ def test_sglang(method: str, tokens: int, tmp_path: Path) -> None:
     assert given.get("speculative_use_rejection_sampling") == (True if method == "eagle" else None)
 
 
-def test_sglang_adapts_a_head_alone(tmp_path: Path) -> None:
+def test_sglang_adapts_only_heads(tmp_path: Path) -> None:
     given = options_of(export("sglang", "eagle", tmp_path, "auto").text)
     assert given["speculative_adaptive"] is True
     assert "speculative_num_steps" not in given
@@ -129,7 +129,7 @@ def test_sglang_adapts_a_head_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [*ENGINES["tensorrt-llm"].methods, "suffix+eagle"])
-def test_tensorrt_llm(method: str, tmp_path: Path) -> None:
+def test_the_options_for_tensorrt_llm_are_right(method: str, tmp_path: Path) -> None:
     given = yaml.safe_load(export("tensorrt-llm", method, tmp_path).text)
     assert given.keys() <= {"speculative_config", "disable_overlap_scheduler"}
     config = given["speculative_config"]
@@ -139,7 +139,7 @@ def test_tensorrt_llm(method: str, tmp_path: Path) -> None:
     assert config.get("is_public_pool", config.get("enable_global_pool", False)) is False, "requests share no pool"
 
 
-def test_max(tmp_path: Path) -> None:
+def test_the_options_for_max_are_right(tmp_path: Path) -> None:
     text = export("max", "eagle", tmp_path).text
     given = options_of(text)
     assert words_of(text)[:2] == ["max", "serve"]
@@ -157,7 +157,7 @@ def test_max(tmp_path: Path) -> None:
         ("ngram+draft_model", "ngram-simple,draft-simple"),
     ],
 )
-def test_llamacpp(method: str, types: str, tmp_path: Path) -> None:
+def test_the_options_for_llamacpp_are_right(method: str, types: str, tmp_path: Path) -> None:
     given = options_of(export("llamacpp", method, tmp_path).text)
     assert given.keys() <= keys.LLAMACPP
     assert given["spec_type"] == types
@@ -165,7 +165,7 @@ def test_llamacpp(method: str, types: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_plain_decoding_asks_for_no_speculation(name: str, tmp_path: Path) -> None:
+def test_plain_decoding_is_exported_without_speculation(name: str, tmp_path: Path) -> None:
     engine = ENGINES[name]
     gguf = gguf_files(tmp_path) if engine.reads_gguf else None
     for method, tokens in (("none", 4), ("suffix", 0)):
@@ -176,7 +176,7 @@ def test_plain_decoding_asks_for_no_speculation(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_models_are_files_that_the_engine_reads(name: str, tmp_path: Path) -> None:
+def test_models_are_files_that_the_engine_can_read(name: str, tmp_path: Path) -> None:
     engine = ENGINES[name]
     wrong = choice("none", 4, None if engine.reads_gguf else gguf_files(tmp_path))
     with pytest.raises(ForedraftError, match=f"cannot load {wrong.target}: give"):
@@ -204,24 +204,24 @@ def test_vocabularies_of_other_sizes_are_refused_for_vllm(tmp_path: Path) -> Non
         ({"method": "sufix"}, "unknown method 'sufix'"),
     ],
 )
-def test_settings_that_cannot_leave(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_be_exported_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ForedraftError, match=message):
         choice_of(Settings(**settings))
 
 
-def test_rounding_and_trees_are_said_to_stay() -> None:
+def test_quantization_and_trees_are_reported_as_not_exported() -> None:
     settings = Settings(method="ngram", speculative_tokens=2, quantization="int8", speculative_token_tree="auto")
     differences = ENGINES["vllm"].export(choice_of(settings)).differences
     assert any("rounding of weights" in each for each in differences)
     assert any("drafts are chains" in each for each in differences)
 
 
-def test_without_models_it_is_the_embedded_pair() -> None:
+def test_without_models_the_embedded_pair_is_exported() -> None:
     assert choice_of(Settings()) == Choice(TARGET, DRAFT, ("draft_model",), "auto")
     assert choice_of(Settings(method="suffix")) == Choice(TARGET, None, ("suffix",), "auto")
 
 
-def test_forms_of_heads_are_forms_that_exist() -> None:
+def test_forms_of_heads_exist() -> None:
     known = {form.name for form in FORMATS}
     for engine in ENGINES.values():
         assert {name for form in engine.heads.values() for name in form.names} <= known

@@ -1,4 +1,4 @@
-"""Heads leave in the form that an engine loads, and say the same there."""
+"""Heads are exported in the form that an engine loads, with the same meaning."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def with_head(draft: str) -> Choice:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> str:
-    """A head in the form that training writes: speculators', here of random weights."""
+    """A head in the form that training writes, speculators', with random weights."""
     exported = ENGINES["vllm"].export(choice("eagle", 3), tmp_path / "trained")
     assert str(tmp_path / "trained") in exported.text
     return str(tmp_path / "trained")
 
 
-def test_a_trained_head_loads_in_vllm_as_it_is(trained: str) -> None:
+def test_a_trained_head_loads_in_vllm_unchanged(trained: str) -> None:
     given = options_of(ENGINES["vllm"].export(with_head(trained)).text)["speculative_config"]
     assert given == {
         "method": "eagle3",
@@ -45,7 +45,7 @@ def test_a_trained_head_loads_in_vllm_as_it_is(trained: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sglang", "tensorrt-llm", "max"])
-def test_for_others_it_is_written_in_their_form(name: str, trained: str, tmp_path: Path) -> None:
+def test_for_other_engines_a_head_is_written_in_their_form(name: str, trained: str, tmp_path: Path) -> None:
     engine, folder = ENGINES[name], tmp_path / "theirs"
     with pytest.raises(ForedraftError, match="in that of speculators: give --head-output DIR"):
         engine.export(with_head(trained))
@@ -74,8 +74,8 @@ def test_a_head_in_eight_bits_is_written_in_floating_point(trained: str, tmp_pat
         assert torch.allclose(written.tensors[key].float(), weight.float(), rtol=2**-8, atol=0)  # the nearest bfloat16
 
 
-def test_layers_are_counted_as_their_readers_count_them(trained: str, tmp_path: Path) -> None:
-    """Outputs of layers, where a tap is the input of one."""
+def test_layers_are_numbered_as_the_engine_numbers_them(trained: str, tmp_path: Path) -> None:
+    """As layer outputs, while a tap is a layer's input."""
     text = ENGINES["tensorrt-llm"].export(with_head(trained), tmp_path / "theirs").text
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     taps = head_of(TARGET, trained).config.taps
@@ -86,7 +86,7 @@ def test_layers_are_counted_as_their_readers_count_them(trained: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["safeailab_eagle3", "specforge"])
-def test_what_is_written_is_what_is_read(name: str, tmp_path: Path) -> None:
+def test_a_written_head_is_read_again(name: str, tmp_path: Path) -> None:
     head = golden_head(name, tmp_path / "given")
     save_safeailab_eagle3(head, tmp_path / "saved", torch.float32)
     loaded = load_head(str(tmp_path / "saved"), TOY._replace(hidden_size=head.config.target_hidden_size))
@@ -105,14 +105,14 @@ def test_what_is_written_is_what_is_read(name: str, tmp_path: Path) -> None:
         ("speculators_3_1", "fc_norm"),
     ],
 )
-def test_what_their_readers_would_compute_otherwise_is_refused(name: str, message: str, tmp_path: Path) -> None:
+def test_heads_that_an_engine_would_compute_differently_are_refused(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         save_safeailab_eagle3(golden_head(name, tmp_path / "given"), tmp_path / "saved")
 
 
 @pytest.mark.parametrize("taps", [(1, 4, 6), (2, 4, 7), (3, 4, 5)])
-def test_the_layers_stay_what_they_are(taps: tuple[int, ...], tmp_path: Path) -> None:
-    """Whatever a reader would make of the numbers in the files."""
+def test_the_captured_layers_are_those_of_the_taps(taps: tuple[int, ...], tmp_path: Path) -> None:
+    """However the engine would number them."""
     given = head_of(TARGET, str(choice("eagle").draft)).with_settings(taps=taps)
     save_eagle3(EagleHead.of(given, _none, _none), tmp_path / "given", TARGET, [], torch.float32)
     text = ENGINES["tensorrt-llm"].export(with_head(str(tmp_path / "given")), tmp_path / "theirs").text
@@ -128,7 +128,7 @@ def test_max_takes_heads_on_its_own_layers_only(tmp_path: Path) -> None:
         ENGINES["max"].export(with_head(str(tmp_path / "moved")), tmp_path / "theirs")
 
 
-def test_a_head_that_borrows_rows_stays(tmp_path: Path) -> None:
+def test_a_head_that_uses_rows_of_the_targets_lm_head_is_refused(tmp_path: Path) -> None:
     given = head_of(TARGET, str(choice("eagle").draft))
     head = EagleHead.of(given, _none, _none)
     save_eagle3(head, tmp_path / "small", TARGET, ["LlamaForCausalLM"], torch.float32, without=["lm_head.weight"])
@@ -136,7 +136,7 @@ def test_a_head_that_borrows_rows_stays(tmp_path: Path) -> None:
         ENGINES["sglang"].export(with_head(str(tmp_path / "small")), tmp_path / "theirs")
 
 
-def test_there_is_no_head_to_write(tmp_path: Path) -> None:
+def test_without_a_head_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(ForedraftError, match="--head-output is for heads"):
         ENGINES["vllm"].export(choice("suffix"), tmp_path / "head")
 

@@ -1,4 +1,4 @@
-"""Exports before the engines' own classes, where `python -m benchmarks.peers.compare --setup ENGINE` has set one up."""
+"""Exports checked with the engines' own classes, where `python -m benchmarks.peers.compare --setup ENGINE` has installed them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METHODS = [*ENGINES["vllm"].methods, "suffix+ngram", "suffix+ngram+draft_model",
 pytestmark = [pytest.mark.slow, pytest.mark.peer]
 
 
-def test_vllm_and_ray_take_what_is_exported_for_them(tmp_path: Path) -> None:
+def test_vllm_and_ray_accept_exports(tmp_path: Path) -> None:
     vllm, ray = {}, {}
     for method in METHODS:
         (tmp_path / method).mkdir()
@@ -38,26 +38,26 @@ def test_vllm_and_ray_take_what_is_exported_for_them(tmp_path: Path) -> None:
     assert answers == dict.fromkeys(answers, "")
 
 
-def test_a_wrong_key_would_be_found() -> None:
+def test_a_wrong_key_would_be_detected() -> None:
     wrong = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 4}}
     answers = ask("vllm", CHECKS, {"model": TARGET, "vllm": {"wrong": wrong}})
     assert "disable_by_batch_size" in answers["wrong"]
 
 
-def test_ray_serves_what_is_exported_for_it(tmp_path: Path) -> None:
-    """One service, a model for each method; greedy texts are those that it writes without speculation."""
+def test_ray_serves_exports(tmp_path: Path) -> None:
+    """One service with a model for each method; greedy texts are those that it writes without speculation."""
     configs = {}
     for method in ("none", "ngram", "suffix"):
         (tmp_path / method).mkdir()
         (application,) = yaml.safe_load(export("ray", method, tmp_path / method).text)["applications"]
         (configs[method],) = application["args"]["llm_configs"]
-        configs[method]["engine_kwargs"]["dtype"] = "float32"  # in which rows are the same in any company
+        configs[method]["engine_kwargs"]["dtype"] = "float32"  # in which rows do not depend on the batch
     answers = ask("vllm", RAY_SERVICE_CHECKS, {"configs": configs, "prompt": "def area(width, height):"})
     assert answers["none"]
     assert answers == dict.fromkeys(configs, answers["none"])
 
 
-def test_bentoml_serves_what_is_exported_for_it(tmp_path: Path) -> None:
+def test_bentoml_serves_exports(tmp_path: Path) -> None:
     """Services that start vLLM; greedy texts are those that it writes without speculation."""
     reason = missing("vllm")
     if reason is not None:
@@ -72,14 +72,14 @@ def test_bentoml_serves_what_is_exported_for_it(tmp_path: Path) -> None:
     assert answers == dict.fromkeys(services, answers["none"])
 
 
-def test_llamacpps_server_answers_with_what_is_exported_for_it(tmp_path: Path) -> None:
+def test_llamacpps_server_runs_with_exports(tmp_path: Path) -> None:
     """Greedy texts are those that it writes without speculation."""
     methods = [*ENGINES["llamacpp"].methods, "ngram+draft_model", "none"]
     options = {}
     for method in methods:
         (tmp_path / method).mkdir()
         options[method] = options_of(export("llamacpp", method, tmp_path / method).text)
-        for name in ("target", "draft"):  # in the place of empty files
+        for name in ("target", "draft"):  # instead of empty files
             convert(EMBEDDED / name, tmp_path / method / f"{name}.gguf", "bf16")
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     prompts = [tokenizer.encode(text) for text in ("def area(width, height):", "Once upon a time there was a")]

@@ -1,4 +1,4 @@
-"""What is exported for transformers runs there, and writes what its plain `generate` writes."""
+"""Exports for transformers run there, and give the text of its plain `generate`."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_an_early_exit_runs() -> None:
         assert generate(names, prompt, **names["options"]) == generate(names, prompt)
 
 
-def test_mtp_layers_are_transformers_own(tmp_path: Path) -> None:
-    """Here they come from the target's checkpoint too."""
+def test_mtp_layers_are_run_by_transformers(tmp_path: Path) -> None:
+    """There too they are read from the target's checkpoint."""
     names = executed(export("transformers", "mtp", tmp_path).text)
     assert names["options"] == {"use_mtp": True}
 
 
 class PassCounter:
-    """Of a model, since the last `pop`."""
+    """Counts the passes of a model since the last `pop`."""
 
     def __init__(self, model: Any) -> None:
         self._count = 0

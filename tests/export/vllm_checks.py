@@ -1,4 +1,4 @@
-"""Run by vLLM's own interpreter: what it makes of exported options, one JSON object on standard input and one on standard output."""
+"""Run by vLLM's own interpreter: checks exported options, one JSON object on standard input and one on standard output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def said_of(model: str, options: dict[str, Any]) -> str:
 
 
 def ray_said_of(config: dict[str, Any]) -> str:
-    """The same of an application's configuration for Ray Serve; what it hands on to vLLM is what it was given."""
+    """The same for an application's configuration for Ray Serve, which passes its options on to vLLM."""
     try:
         from ray.serve.llm import LLMConfig
     except ImportError as error:

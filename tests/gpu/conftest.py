@@ -1,4 +1,4 @@
-"""The kernels run on the GPU where there is one, and in Triton's interpreter elsewhere (see the conftest above)."""
+"""The kernels run on the GPU if there is one, otherwise in Triton's interpreter (see the conftest above)."""
 
 from __future__ import annotations
 

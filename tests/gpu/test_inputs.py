@@ -1,4 +1,4 @@
-"""The inputs of a pass lie where the kernels read them, and what a bucket has beyond the pass is padding."""
+"""The inputs of a pass are where the kernels read them, and the rest of a bucket is padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foredraft.kernels import CacheSpan, DrawSpec, StackBatch
 FULL = StackBatch([9] * 8, [9] * 8, None, [9] * 4, [CacheSpan(0, 8, 9, 9, array("q", [9] * 4))] * 4)
 
 
-def test_filling(device: torch.device) -> None:
+def test_ids_and_positions_are_filled_in(device: torch.device) -> None:
     inputs = Inputs(Bucket(8, 4, 4), num_layers=2, device=device)
     spans = [CacheSpan(0, 3, 0, 64, array("q", [1, 2, 3, 4])), CacheSpan(3, 2, 7, 128, array("q", [5, 6, 7, 8]))]
     for _ in range(2):  # what was there before leaves no trace
@@ -27,7 +27,7 @@ def test_filling(device: torch.device) -> None:
         assert inputs.stores.tolist() == [[[1, 2], [5, 6], [0, 0], [0, 0]], [[3, 4], [7, 8], [0, 0], [0, 0]]]
 
 
-def test_slots(device: torch.device) -> None:
+def test_slots_are_filled_in(device: torch.device) -> None:
     inputs = Inputs(Bucket(8, 4, 4, num_slots=8), num_layers=2, device=device)
     assert inputs.slots is not None
     assert inputs.starts is not None
@@ -46,7 +46,7 @@ def test_slots(device: torch.device) -> None:
     assert Inputs(Bucket(8, 4, 4), num_layers=2, device=device).slots is None
 
 
-def test_noise(device: torch.device) -> None:
+def test_uniform_numbers_are_filled_in(device: torch.device) -> None:
     inputs = Inputs(Bucket(4, 4, 4, depth=2, noise=Noise.OWN), num_layers=1, device=device)
     for _ in range(2):  # what was there before leaves no trace
         inputs.fill_noise([DrawSpec(1.0, uniforms=[0.5, 0.5])] * 4)
@@ -56,7 +56,7 @@ def test_noise(device: torch.device) -> None:
     assert inputs.keys is None
 
 
-def test_shared_noise(device: torch.device) -> None:
+def test_shared_noise_keys_are_filled_in(device: torch.device) -> None:
     inputs = Inputs(Bucket(4, 4, 4, depth=2, noise=Noise.SHARED), num_layers=1, device=device)
     assert inputs.keys is not None
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The kernels against plain PyTorch in float64, and the bits of their rows in every company."""
+"""The kernels compared with plain PyTorch in float64, and the bits of their rows in every batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from foredraft.kernels import CacheSpan, StackBatch
 DTYPES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 HAS_GPU = torch.cuda.is_available()
-# Triton's interpreter multiplies the bits of bfloat16 as if they were whole numbers: products of them need a GPU. It is
-# slow, and there float16 differs from float32 in rounding alone.
+# Triton's interpreter multiplies the bits of bfloat16 as if they were integers, so such products need a GPU. The interpreter is slow,
+# and there float16 differs from float32 only in rounding.
 PRODUCT_DTYPES = [torch.float32, pytest.param(torch.float16, marks=[] if HAS_GPU else [pytest.mark.slow])]
 by_product_dtype = pytest.mark.parametrize("dtype", [*PRODUCT_DTYPES, *[torch.bfloat16] * HAS_GPU], ids=str)
 
@@ -75,7 +75,7 @@ def test_linear(dtype: torch.dtype, n: int, k: int, has_bias: bool, device: torc
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="in the interpreter a row's bits are those of NumPy's product")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_row_has_the_same_bits_wherever_it_stands(dtype: torch.dtype, device: torch.device) -> None:
+def test_a_row_has_the_same_bits_at_every_place(dtype: torch.dtype, device: torch.device) -> None:
     x, weight = random(67, 4096, dtype=dtype, device=device), random(512, 4096, dtype=dtype, device=device, seed=1)
     whole = kernels.linear(x, Linear(weight))
     for first in range(0, 67, 7):
@@ -85,7 +85,7 @@ def test_a_row_has_the_same_bits_wherever_it_stands(dtype: torch.dtype, device: 
 
 
 class Store:
-    """Keys and values of a few sequences, each with room of its own."""
+    """Keys and values of a few sequences, each with its own room."""
 
     def __init__(self, capacities: Sequence[int], shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.device = shape, device
@@ -94,7 +94,7 @@ class Store:
         self.values = [random(*size, dtype=dtype, device=device, seed=100 + i) for i, size in enumerate(sizes)]
 
     def inputs(self, rows: Sequence[tuple[int, int]], spare: int = 0) -> Inputs:
-        """rows: (sequence, position) of each; spare: rows of no sequence behind them."""
+        """The inputs of a pass. rows: (sequence, position) of each row; spare: padding rows after them."""
         bucket = Bucket(len(rows) + spare, len(self.keys), 1)
         inputs = Inputs(bucket, 1, self.device)
         spans = [
@@ -183,9 +183,9 @@ def test_rotate_and_store(
 
 
 def test_nothing_is_stored_or_read_past_a_sequences_room(device: torch.device) -> None:
-    """A draft goes on for the longest of its batch; the others have no room for that."""
+    """Drafting continues until the longest draft of the batch is done; the other sequences have no room for that."""
     shape = shape_of(2, 2, 8, device)
-    around = random(2, 3, 2, 16, 8, dtype=torch.float32, device=device)  # what lies before and behind is someone else's
+    around = random(2, 3, 2, 16, 8, dtype=torch.float32, device=device)  # memory before and after belongs to others
     before = around.clone()
     bucket = bucket_for(1, 1, 1)
     inputs = Inputs(bucket, 1, device)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: graphs, and texts that do not change with drafts or company. Skipped where there is none."""
+"""Tests that need a GPU: graphs, and texts that do not depend on drafts or the batch. Skipped where there is none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_model_on_a_gpu_runs_over_static_memory() -> None:
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=0.0, max_tokens=128), SamplingParams(seed=5, max_tokens=128)]
 )
-def test_batch_invariant_texts_do_not_depend_on_drafts_or_company(dtype: str, params: SamplingParams) -> None:
+def test_batch_invariant_texts_do_not_depend_on_drafts_or_the_batch(dtype: str, params: SamplingParams) -> None:
     llm = on_gpu(dtype, True)
     assert llm.target.traits.row_exact
     together = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
@@ -50,7 +50,7 @@ def test_batch_invariant_texts_do_not_depend_on_drafts_or_company(dtype: str, pa
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_memory_is_given_back(temperature: float) -> None:
+def test_memory_is_freed(temperature: float) -> None:
     llm = on_gpu("bfloat16", False)
     llm.generate(PROMPTS, SamplingParams(temperature=temperature, max_tokens=64))
     llm.engine.drop_retained()

@@ -1,4 +1,4 @@
-"""The kernels compile for the GPUs that people have, which needs none; the interpreter lets pass what a compiler does not."""
+"""The kernels compile for common GPUs, which needs no GPU; the interpreter accepts programs that the compiler refuses."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def test_the_kernels_compile_and_load_many_numbers_at_a_time(element: str, capab
     ran = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
     narrow_loads = json.loads(ran.stdout)
-    assert narrow_loads.pop("rotate_and_store") <= 4  # half a head each: one number a thread
+    assert narrow_loads.pop("rotate_and_store") <= 4  # half a head each: one number per thread
     assert not any(narrow_loads.values()), narrow_loads

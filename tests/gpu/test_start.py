@@ -1,4 +1,4 @@
-"""Kernels are tried on a device before anything is trusted to them."""
+"""Kernels are tested on a device before they are used."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ pytest.importorskip("triton")
 from foredraft.gpu import kernels, start, why_not
 
 
-def test_where_they_run(device: torch.device) -> None:
+def test_kernels_that_work_are_used(device: torch.device) -> None:
     assert why_not(device, torch.float32) is None
 
 
-def test_where_there_is_no_triton(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_kernels_are_not_used(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "find_spec", lambda _: None)
     assert why_not(device, torch.float32) == "Triton is not installed"
 
 
-def test_where_a_kernel_fails(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_kernels_are_not_used(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no compiler\nand a long trace")
 

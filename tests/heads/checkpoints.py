@@ -1,4 +1,4 @@
-"""Golden files as checkpoints, to be loaded and spoiled."""
+"""Golden files as checkpoints that tests can load and damage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGET = TargetShape(num_layers=8, hidden_size=16, vocab_size=32)
 
 @dataclass(frozen=True)
 class Golden:
-    """config, tensors: of the checkpoint. inputs, expected: see make_golden.py."""
+    """A golden file. config, tensors: the checkpoint. inputs, expected: see make_golden.py."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -40,7 +40,7 @@ class Golden:
         return folder
 
     def having(self, config: Mapping[str, Any] | None = None, tensors: Mapping[str, Tensor] | None = None) -> Golden:
-        """With these keys and tensors changed or added; None removes a key."""
+        """A copy with these keys and tensors changed or added; None removes a key."""
         merged = {**self.config, **(config or {})}
         kept = {key: value for key, value in merged.items() if value is not None}
         return Golden(kept, {**self.tensors, **(tensors or {})}, self.inputs, self.expected)
@@ -52,7 +52,7 @@ class Golden:
         return Golden(self.config, kept, self.inputs, self.expected)
 
     def renamed(self, **prefixes: str) -> Golden:
-        """With prefixes of tensors' names replaced; the last one that matches counts."""
+        """A copy with prefixes of tensors' names replaced, each by the last rule that matches."""
         tensors = {}
         for name, tensor in self.tensors.items():
             new = name

@@ -1,4 +1,4 @@
-"""Heads that draft fairly well without training: least squares on a text gives their weights."""
+"""Heads that draft fairly well without training: their weights are fitted to a text by least squares."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TEXT = Path(foredraft.__file__).with_name("llm.py")
 
 @cache
 def fitted_settings(method: str) -> dict[str, Any]:
-    """Arguments of LLM beside method, with the embedded target, for drafts of hidden states that are often accepted."""
+    """The arguments of LLM for a method that drafts from hidden states, with a head for the embedded target that is often right."""
     if method == "early_exit":
         return {"exit_layer": _EXIT_LAYER}
     if method == "mtp":
@@ -48,8 +48,8 @@ def fitted_settings(method: str) -> dict[str, Any]:
 def fitted_head(
     target: LanguageModel, text: Sequence[int], *, ids: Tensor | None = None, norm_before_residual: bool = False
 ) -> Golden:
-    """An EAGLE-3 head whose layer does nothing. In SafeAILab's form, over TAPS. Its state behind token P is what the target's last layer gives for token P + 1, so its first
-    distribution is the target's. ids: the vocabulary it drafts; None: all."""
+    """An EAGLE-3 head over TAPS whose layer does nothing, in SafeAILab's form. Its state after token P is what the target's last layer
+    gives for token P + 1, so its first distribution is the target's. ids: the vocabulary it drafts; None: all."""
     config = target.hf.config
     width, generator = config.hidden_size, torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, (width,), generator=generator) * 2.0 - 1 if norm_before_residual else torch.ones(width)
@@ -101,7 +101,7 @@ def _fitted_fc(target: LanguageModel, text: Sequence[int]) -> Tensor:
 
 @torch.inference_mode()
 def _save_medusa(target: LanguageModel, text: Sequence[int], folder: Path) -> Path:
-    """Heads that see a few tokens ahead: a linear map of the last hidden state to the later ones."""
+    """Save Medusa heads that predict a few tokens ahead with linear maps from the last hidden state to the later ones."""
     (features,) = target.read_features([text], (FINAL_NORM,))
     states, width = features.float(), features.shape[1]
     rows, tensors = TargetEnds(target.hf).lm_head_rows(None), {}
@@ -119,8 +119,8 @@ def _save_medusa(target: LanguageModel, text: Sequence[int], folder: Path) -> Pa
 @cache
 @torch.inference_mode()
 def fitted_mtp(num_layers: int = 1) -> Path:
-    """The embedded target with MTP layers whose decoder layer does nothing: the projection maps the embedding of a token and the
-    hidden state before it to what the target's last layer gives for that token. Fitted on texts that the target writes."""
+    """The embedded target with MTP layers whose decoder layer does nothing. The projection maps the embedding of a token and the hidden
+    state before it to the output of the target's last layer for that token. It is fitted on texts that the target writes."""
     llm = LLM(EMBEDDED / "target", method="none", num_threads=1)
     config, own = llm.target.hf.config, load_file(EMBEDDED / "target" / "model.safetensors")
     wanted = SamplingParams(max_tokens=96, temperature=0.8, n=8, seed=0)

@@ -1,4 +1,4 @@
-"""Makes the golden files of this folder: small random heads in the form their own programs write, and what those compute.
+"""Makes the golden files of this folder: small random heads in the form that their original programs write, and what those compute.
 
 It needs the programs, and is not run by the tests:
 
@@ -9,11 +9,11 @@ It needs the programs, and is not run by the tests:
     PYTHONPATH=LIB HF_HUB_OFFLINE=1 TORCHDYNAMO_DISABLE=1 python tests/heads/make_golden.py \
         --eagle EAGLE --medusa Medusa --deepspec DeepSpec --specforge SpecForge [NAME ...]
 
-A golden file has the tensors of a checkpoint (`checkpoint/NAME`, numbers that bfloat16 can hold), its config.json (metadata
+A golden file has the tensors of a checkpoint (`checkpoint/NAME`, with numbers that bfloat16 can represent), its config.json (metadata
 `config`), inputs (`inputs/..`) and outputs in float32 (`expected/..`).
 
 An EAGLE head reads NUM_ROWS rows of (id, features), then two rows of (id, its own last state). `states` and `logits` are of
-all rows of the first pass and the one row of each other; `drafted` holds the best id of the target's vocabulary after the last row
+all rows of the first pass and the one row of each other pass; `drafted` has the best id of the target's vocabulary after the last row
 of each pass.
 """
 
@@ -52,14 +52,14 @@ WIDTHS: dict[str, Any] = {
 
 
 class Inputs(NamedTuple):
-    """ids: [NUM_ROWS + NUM_DRAFTS - 1], of all rows. features: [the same, F]; only the first NUM_ROWS are read."""
+    """ids: [NUM_ROWS + NUM_DRAFTS - 1], of all rows. features: [NUM_ROWS + NUM_DRAFTS - 1, F]; only the first NUM_ROWS are read."""
 
     ids: Tensor
     features: Tensor
 
 
 class Passes:
-    """What the passes gave: states and logits [rows, ..], and the columns' ids in the target's vocabulary."""
+    """The results of the passes: states and logits [rows, ..]. target_ids: the columns' ids in the target's vocabulary."""
 
     def __init__(self, target_ids: Tensor | None) -> None:
         self._target_ids = target_ids
@@ -67,7 +67,7 @@ class Passes:
         self.logits: list[Tensor] = []
 
     def add(self, states: Tensor, logits: Tensor) -> None:
-        """[1, rows, ..] or [rows, ..]"""
+        """Add a pass's results, [1, rows, ..] or [rows, ..]."""
         self.states.append(states.reshape(-1, states.shape[-1]))
         self.logits.append(logits.reshape(-1, logits.shape[-1]))
 
@@ -85,7 +85,7 @@ def inputs_of(feature_size: int, seed: int = 1) -> Inputs:
 
 
 def randomise(module: nn.Module, seed: int = 0) -> None:
-    """Weights large enough for states and logits to differ, as bfloat16 can hold them; norms about 1."""
+    """Draw weights that bfloat16 can represent, large enough for states and logits to differ; norms about 1."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in sorted(module.named_parameters()):
         values = torch.randn(weight.shape, generator=generator)
@@ -96,7 +96,7 @@ def randomise(module: nn.Module, seed: int = 0) -> None:
 
 
 def tables() -> tuple[Tensor, Tensor]:
-    """(d2t, t2d) of DRAFT_VOCAB_SIZE ids."""
+    """(d2t, t2d) for DRAFT_VOCAB_SIZE random ids."""
     ids = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(2))[:DRAFT_VOCAB_SIZE].sort().values
     t2d = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
     t2d[ids] = True
@@ -140,7 +140,7 @@ def write_eagle(
 
 
 def speculators(name: str, layer: Any, **settings: Any) -> None:
-    """The class's own training-time test: its step j is the pass j of every row, each with its own chain."""
+    """Runs the class's own training-time test, whose step j is pass j of every row, each with its own chain."""
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.eagle3 import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
@@ -179,7 +179,7 @@ def speculators(name: str, layer: Any, **settings: Any) -> None:
         ttt_steps=NUM_DRAFTS,
     )
     fed_back = normed if settings.get("norm_output") else raw
-    for step in range(NUM_DRAFTS):  # only the last row of the first pass drafts
+    for step in range(NUM_DRAFTS):  # only the last row of the first pass is drafted from
         rows = slice(0 if step == 0 else NUM_ROWS - 1, NUM_ROWS)
         passes.add(fed_back[step][:, rows], logits[step][:, rows])
     with tempfile.TemporaryDirectory() as folder:
@@ -190,7 +190,7 @@ def speculators(name: str, layer: Any, **settings: Any) -> None:
 
 
 def peagle(name: str, layer: Any, **settings: Any) -> None:
-    """The class's own training pass, with no draft dropped: of its rows those of the text, and of the draft behind the last of them."""
+    """Runs the class's own training pass, with no draft dropped, and keeps the rows of the text and of the draft after its last row."""
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.losses import resolve_loss_config
     from speculators.models.peagle import core
@@ -252,8 +252,8 @@ def write_dflash(
     *,
     without: Sequence[str] = (),
 ) -> None:
-    """The block behind NUM_ROWS tokens with features. ends: of the target, where the head has none of its own. expected: `logits` of
-    all rows; of a head that corrects them `corrected` too, given that the text goes on as in `following`."""
+    """Write a block after NUM_ROWS tokens with features. ends: the target's embeddings and lm_head, if the head has none of its own.
+    expected: `logits` of all rows; for a head with a correction also `corrected`, given that the text continues as in `following`."""
     checkpoint = {key: tensor for key, tensor in model.state_dict().items() if key not in without}
     given = {"ids": inputs.ids[: NUM_ROWS + 1], "features": inputs.features[:NUM_ROWS], **ends}
     write(name, config, checkpoint, given, expected)
@@ -262,7 +262,7 @@ def write_dflash(
 def zlab(
     name: str, *, architecture: str = "DFlashDraftModel", inner: dict[str, Any] | None = None, **changes: Any
 ) -> None:
-    """For DFlash-2 also the draft that its selector writes greedily, and what it computes of a place given the token before."""
+    """Runs z-lab's model; for DFlash-2 also its greedy draft, with the selector."""
     from dflash import model as program
 
     config = Qwen3Config(
@@ -297,13 +297,13 @@ def zlab(
 
 
 def ends_of() -> tuple[Tensor, Tensor]:
-    """A target's embeddings and lm_head, [VOCAB_SIZE, H] both."""
+    """A target's embeddings and lm_head, both [VOCAB_SIZE, H]."""
     generator = torch.Generator().manual_seed(3)
     return torch.randn(2, VOCAB_SIZE, WIDTHS["hidden_size"], generator=generator).bfloat16().float().unbind(0)
 
 
 def speculators_dflash(name: str, kind: str = "dflash", layers: dict[str, Any] | None = None, **settings: Any) -> None:
-    """The class's own training pass, with one anchor."""
+    """Runs the class's own training pass, with one anchor."""
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.dflash import core
     from speculators.proposals.greedy import GreedyTokenProposalConfig
@@ -333,7 +333,7 @@ def speculators_dflash(name: str, kind: str = "dflash", layers: dict[str, Any] |
     inputs = inputs_of(2 * WIDTHS["hidden_size"])
     core.select_anchors = lambda *_: (torch.tensor([NUM_ROWS]), torch.tensor([True]))
     num_rows = NUM_ROWS + BLOCK_SIZE
-    missing = num_rows - len(inputs.ids)  # behind the anchor, where nothing is read
+    missing = num_rows - len(inputs.ids)  # after the anchor, where nothing is read
     ids = nn.functional.pad(inputs.ids, (0, missing), value=5)
     with torch.no_grad():
         hidden, logits, *_ = model._backbone_forward(
@@ -362,7 +362,7 @@ def speculators_dflash(name: str, kind: str = "dflash", layers: dict[str, Any] |
 
 
 def speculators_classes(kind: str) -> tuple[Any, Any]:
-    """Of a configuration, and of a model."""
+    """(the class of the configuration, the class of the model)"""
     name = {"dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark", "xpress": "XPress"}[kind]
     package = f"speculators.models.{kind}"
     config = getattr(importlib.import_module(f"{package}.config"), f"{name}SpeculatorConfig")
@@ -370,7 +370,7 @@ def speculators_classes(kind: str) -> tuple[Any, Any]:
 
 
 def corrected(kind: str, model: Any, hidden: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
-    """As the class's own forward corrects, given the text's tokens -> [BLOCK_SIZE, D]"""
+    """[BLOCK_SIZE, D], the logits as corrected by the class's own forward pass, given the text's tokens."""
     block = ids[NUM_ROWS:][None]
     before = ids[NUM_ROWS - 1] if kind == "xpress" else ids[NUM_ROWS]
     previous = block if model.config.sample_from_anchor else torch.cat([before[None, None], block[:, :-1]], dim=1)
@@ -398,13 +398,13 @@ def safeailab_config(**changes: Any) -> dict[str, Any]:
 
 
 def _unscaled(config: Any) -> Any:
-    """transformers 5 moves these two to where the program does not look."""
+    """Set two settings that transformers 5 moves to where the program does not find them."""
     config.rope_scaling, config.rope_theta = None, 10000.0
     return config
 
 
 def chain(model: Any, inputs: Inputs, passes: Passes, logits_of: Callable[[Tensor], Tensor]) -> None:
-    """The passes of a SafeAILab model, with its own cache."""
+    """Run the passes of a SafeAILab model with its own cache."""
     with torch.no_grad():
         states, past = model(inputs.features[None, :NUM_ROWS], input_ids=inputs.ids[None, :NUM_ROWS], use_cache=True)
         passes.add(states, logits_of(states))
@@ -450,7 +450,7 @@ def safeailab_eagle1(name: str, *, bias: bool) -> None:
 
 
 def specforge(name: str, **changes: Any) -> None:
-    """Its forward in steps is the training's; the first pass and a chain over one growing cache of keys and values are the same."""
+    """Runs the training's forward pass in steps, which equals a first pass and a chain with one growing cache."""
     from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3
 
     raw = safeailab_config(
@@ -462,7 +462,7 @@ def specforge(name: str, **changes: Any) -> None:
     inputs = inputs_of(3 * WIDTHS["hidden_size"])
     passes = Passes(ids_of(model.d2t))
     num_rows = len(inputs.ids)
-    # in training, step j reads ids shifted by j beside its own states, and row P sees rows 0..P of step 0 and its own of the others
+    # in training step j reads ids shifted by j with its own states; row P sees rows 0..P of step 0 and row P of later steps
     cache_hidden: list[list[Tensor]] = [[], []]
     causal = torch.full((num_rows, num_rows), torch.finfo(torch.float32).min).triu(1)[None, None]
     with torch.no_grad():
@@ -528,7 +528,7 @@ def deepspec(name: str) -> None:
 
 
 def deepspec_dspark(name: str, head_type: str = "vanilla") -> None:
-    """Its own drafting, greedily."""
+    """Runs the program's own greedy drafting."""
     from deepspec.modeling.dspark.qwen3.modeling import Qwen3DSparkModel
     from transformers import DynamicCache
 
@@ -577,7 +577,7 @@ def deepspec_dspark(name: str, head_type: str = "vanilla") -> None:
 
 
 def medusa(name: str, source: Path, *, num_blocks: int) -> None:
-    """medusa_model.py itself needs an old transformers: its block is taken out of it."""
+    """Runs the residual block of medusa_model.py, which itself needs an old transformers."""
     block = residual_block(source / "medusa" / "model" / "medusa_model.py")
     hidden_size, num_heads = WIDTHS["hidden_size"], 3
     heads = nn.ModuleList(

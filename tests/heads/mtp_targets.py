@@ -1,4 +1,4 @@
-"""Small targets with random weights whose checkpoints carry MTP layers, as directories."""
+"""Directories with small random targets whose checkpoints have MTP layers."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _WEIGHTS = "model.safetensors"
 
 
 def glm(num_layers: int = 1) -> PretrainedConfig:
-    """GLM-4.5."""
+    """A small GLM-4.5."""
     return Glm4MoeConfig(
         **_SIZES, **_EXPERTS, num_key_value_heads=2, head_dim=8, use_qk_norm=True, num_mtp_layers=num_layers
     )
 
 
 def deepseek(num_layers: int = 1) -> PretrainedConfig:
-    """DeepSeek-V3. Its attention is latent: keys are 12 wide and values 8."""
+    """A small DeepSeek-V3. Its attention is latent: keys are 12 wide and values 8."""
     return DeepseekV3Config(
         **_SIZES,
         **_EXPERTS,
@@ -63,12 +63,12 @@ def deepseek(num_layers: int = 1) -> PretrainedConfig:
 
 
 def mimo(num_layers: int = 1) -> PretrainedConfig:
-    """MiMo-7B, whose layers are Qwen2's."""
+    """A small MiMo-7B, whose layers are Qwen2's."""
     return Qwen2Config(**_SIZES, num_key_value_heads=2, num_nextn_predict_layers=num_layers)
 
 
 def new_target(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """With weights large enough that a text does not repeat one token."""
+    """A random target with weights large enough that a text does not repeat one token."""
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     randomize(model)
@@ -85,7 +85,7 @@ def randomize(module: nn.Module) -> None:
 
 
 def new_mtp(target: PreTrainedModel, seed: int = 1) -> MtpModel:
-    """transformers' own MTP layers over this target, as many as its configuration says."""
+    """transformers' own MTP layers for this target, as many as its configuration says."""
     torch.manual_seed(seed)
     mtp = MtpModel(target, target.config.num_mtp_layers).float().eval()
     randomize(mtp.layers)
@@ -93,8 +93,8 @@ def new_mtp(target: PreTrainedModel, seed: int = 1) -> MtpModel:
 
 
 def stored(mtp: MtpModel) -> dict[str, Tensor]:
-    """Its layers as checkpoints of DeepSeek-V3 and GLM-4.5 have them: experts one by one, and copies of the target's embeddings and
-    lm_head."""
+    """The tensors of MTP layers as in checkpoints of DeepSeek-V3 and GLM-4.5, with separate experts and copies of the target's
+    embeddings and lm_head."""
     num_layers, tensors = mtp.rotary_emb.config.num_hidden_layers, {}
     for index, layer in enumerate(mtp.layers):
         prefix = f"model.layers.{num_layers + index}."
@@ -121,13 +121,13 @@ def _one_by_one(prefix: str, name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def save(target: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path) -> Path:
-    """The target's checkpoint with these tensors beside its own."""
+    """Save the target's checkpoint with these additional tensors."""
     target.save_pretrained(folder)
     return add(folder, tensors)
 
 
 def add(folder: Path, tensors: Mapping[str, Tensor | None]) -> Path:
-    """Add these tensors to a checkpoint; None takes one away."""
+    """Add these tensors to a checkpoint; None removes a tensor."""
     merged = {**load_file(folder / _WEIGHTS), **tensors}
     kept = {name: tensor.contiguous() for name, tensor in merged.items() if tensor is not None}
     save_file(kept, folder / _WEIGHTS, metadata={"format": "pt"})
@@ -135,7 +135,7 @@ def add(folder: Path, tensors: Mapping[str, Tensor | None]) -> Path:
 
 
 def mimo_tensors(target: PreTrainedModel, num_layers: int = 1, seed: int = 1) -> dict[str, Tensor]:
-    """MTP layers of MiMo's form with random weights."""
+    """The tensors of MTP layers in MiMo's form, with random weights."""
     torch.manual_seed(seed)
     width, tensors = target.config.hidden_size, {}
     for index in range(num_layers):
@@ -150,7 +150,7 @@ def mimo_tensors(target: PreTrainedModel, num_layers: int = 1, seed: int = 1) ->
 
 @cache
 def saved(family: str, num_layers: int = 1) -> Path:
-    """A target with MTP layers that draft badly. family: "glm", "deepseek" or "mimo"."""
+    """A saved target with MTP layers that draft badly. family: "glm", "deepseek" or "mimo"."""
     folder = Path(mkdtemp())
     if family == "mimo":
         target = new_target(mimo(num_layers))
@@ -161,7 +161,7 @@ def saved(family: str, num_layers: int = 1) -> Path:
 
 @cache
 def embedded_mtp(num_layers: int = 1) -> Path:
-    """The embedded target with layers in DeepSeek's form behind it, whose weights are random: they draft badly."""
+    """The embedded target with random MTP layers in DeepSeek's form, which draft badly."""
     folder = Path(shutil.copytree(EMBEDDED / "target", Path(mkdtemp()) / "target"))
     config = json.loads((folder / "config.json").read_text())
     width, generator = config["hidden_size"], torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Heads with random weights for a target, as directories: they draft badly, and everything else is as with trained ones."""
+"""Directories with random heads for a target. They draft badly, but otherwise behave like trained ones."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.heads.mtp_targets import embedded_mtp
 
 HEAD_METHODS = ("eagle", "peagle", "dflash", "medusa", "early_exit")
 OWN_DRAFT_METHODS = (*HEAD_METHODS, "pard", "mtp")
-"""Methods that do not draft with the embedded draft model: they need a checkpoint of their own."""
+"""Methods that need a checkpoint of their own, and cannot use the embedded draft model."""
 
 MASK_TOKEN = 300
 
 
 @cache
 def embedded_head(method: str) -> Path:
-    """A head for the embedded target."""
+    """The directory of a random head for the embedded target."""
     config, folder = AutoConfig.from_pretrained(EMBEDDED / "target"), Path(mkdtemp())
     if method == "early_exit":
         return save_early_exit(config, folder)
@@ -42,14 +42,14 @@ def embedded_head(method: str) -> Path:
 
 
 def random_head(method: str, target: LanguageModel) -> AnyHead | None:
-    """The same, attached to the embedded target; None for a method that needs no head."""
+    """A random head, attached to the embedded target; None for a method that needs no head."""
     if method == "mtp":
         return attach_mtp(str(embedded_mtp()), target)
     return attach_head(str(embedded_head(method)), target) if method in HEAD_METHODS else None
 
 
 def head_settings(method: str) -> dict[str, Path]:
-    """Arguments of LLM beside method, with the embedded target."""
+    """The arguments of LLM that the method needs, with the embedded target."""
     if method == "pard":
         return {"draft_model": embedded_pard()}
     if method == "mtp":
@@ -59,8 +59,8 @@ def head_settings(method: str) -> dict[str, Path]:
 
 @cache
 def embedded_pard() -> Path:
-    """The embedded draft, as a model with mask tokens: it has not learned to read them, and only its first token is good. The mask
-    is a token that texts have too."""
+    """The embedded draft as a model with mask tokens. It was not trained to read them, so only its first draft token is good. The mask is
+    a token that also occurs in texts."""
     folder = Path(shutil.copytree(EMBEDDED / "draft", Path(mkdtemp()) / "pard"))
     config = folder / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "spd_type": "pard", "pard_token": MASK_TOKEN}))
@@ -68,7 +68,7 @@ def embedded_pard() -> Path:
 
 
 def save_eagle3(config: PretrainedConfig, folder: Path, *, draft_vocab_size: int | None = None, seed: int = 0) -> Path:
-    """config: the target's. A head in SafeAILab's form with an embedding of the target's and an lm_head of its own."""
+    """Save a head in SafeAILab's form that uses the target's embedding and has its own lm_head. config: the target's."""
     width, vocab_size = config.hidden_size, config.vocab_size
     size = vocab_size if draft_vocab_size is None else draft_vocab_size
     head_dim = width // config.num_attention_heads
@@ -108,7 +108,8 @@ def save_eagle3(config: PretrainedConfig, folder: Path, *, draft_vocab_size: int
 
 
 def save_peagle(config: PretrainedConfig, folder: Path, seed: int = 0) -> Path:
-    """config: the target's. In speculators' form: the head of save_eagle3 with one more layer, and a mask token that texts have too."""
+    """Save the head of save_eagle3 in speculators' form, with one more layer and a mask token that also occurs in texts. config: the
+    target's."""
     old = save_eagle3(config, folder / "eagle3", draft_vocab_size=1024, seed=seed)
     tensors = {
         name.replace("midlayer.", "layers.0."): each for name, each in load_file(old / "model.safetensors").items()
@@ -139,7 +140,7 @@ def save_peagle(config: PretrainedConfig, folder: Path, seed: int = 0) -> Path:
 
 @cache
 def embedded_block_head(kind: str) -> Path:
-    """A block drafter for the embedded target whose tokens go by those before: a kind of BLOCK_KINDS."""
+    """A block drafter for the embedded target whose tokens depend on those before. kind: of BLOCK_KINDS."""
     config = AutoConfig.from_pretrained(EMBEDDED / "target")
     return save_dflash(config, Path(mkdtemp()), correction=BLOCK_KINDS[kind])
 
@@ -152,14 +153,14 @@ BLOCK_KINDS: dict[str, dict[str, object]] = {
     "dflash2": {"selector_rank": _RANK, "selector_top_k": 20, "conv_kernel_size": 2, "conv_group_size": 16},
     "xpress": {"xpress_rank": _RANK},
 }
-"""Settings of their corrections, in speculators' form."""
+"""The settings of the corrections, in speculators' form."""
 
 
 def save_dflash(
     config: PretrainedConfig, folder: Path, seed: int = 0, correction: dict[str, object] | None = None
 ) -> Path:
-    """config: the target's. Two layers and a block of five rows, and a mask token that texts have too: in z-lab's form, or in speculators'
-    with one of BLOCK_KINDS."""
+    """Save a block drafter with two layers, a block of five rows and a mask token that also occurs in texts: in z-lab's form, or in
+    speculators' with one of BLOCK_KINDS. config: the target's."""
     width, head_dim = config.hidden_size, config.hidden_size // config.num_attention_heads
     kv_width = config.num_key_value_heads * head_dim
     shapes = {"fc.weight": (width, 2 * width)}
@@ -205,7 +206,7 @@ def _save_corrected(
     correction: dict[str, object],
     generator: torch.Generator,
 ) -> Path:
-    """Its weights are as large as those of the lm_head count, so that the token before matters."""
+    """Save it with a correction whose weights are large enough, compared with those of the lm_head, that the previous token matters."""
     kind = next(kind for kind, known in BLOCK_KINDS.items() if known is correction).partition("-")[0]
     settings = {
         "speculators_model_type": kind,
@@ -226,7 +227,7 @@ def _save_corrected(
 
 
 def save_medusa(config: PretrainedConfig, folder: Path, num_heads: int = 4, seed: int = 0) -> Path:
-    """config: the target's. Legacy form, a state dict in a .pt file."""
+    """Save heads in the legacy form, a state dict in a .pt file. config: the target's."""
     width = config.hidden_size
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -241,7 +242,7 @@ def save_medusa(config: PretrainedConfig, folder: Path, num_heads: int = 4, seed
 def save_early_exit(
     config: PretrainedConfig, folder: Path, layer: int = 3, adapter_size: int = 64, seed: int = 0
 ) -> Path:
-    """config: the target's. As it is trained: a norm, and an adapter where adapter_size is above 0."""
+    """Save an early exit as training does: a norm, and an adapter if adapter_size is above 0. config: the target's."""
     width = config.hidden_size
     shapes = {"gate_proj": (adapter_size, width), "up_proj": (adapter_size, width), "down_proj": (width, adapter_size)}
     generator = torch.Generator().manual_seed(seed)
@@ -261,7 +262,7 @@ def save_early_exit(
 
 
 def _table(size: int, vocab_size: int) -> dict[str, Tensor]:
-    """Every id of the target that has a column, evenly spread; nothing if all have one."""
+    """The tables of a reduced vocabulary with evenly spread ids of the target; nothing if it has all of them."""
     if size == vocab_size:
         return {}
     ids = torch.arange(size) * vocab_size // size

@@ -1,4 +1,4 @@
-"""A head run as a drafter runs it: one pass over its rows, then one row after another, in our cache."""
+"""Runs a head as a drafter does: a pass over its rows, then one row after another, with our cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foredraft.model import Read
 
 
 def cache_for(head: EagleHead, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> KVCache:
-    """Sequences 0.. with room for so many rows each."""
+    """A cache with sequences 0, 1, .., each with room for this many rows."""
     bytes_per_token = head.config.bytes_per_token(dtype)
     cache = KVCache(MemoryPool(1 << 24), bytes_per_token, 1024)
     for seq_id, length in enumerate(lengths):
@@ -25,7 +25,7 @@ def cache_for(head: EagleHead, lengths: Sequence[int], dtype: torch.dtype = torc
 def run(
     head: EagleHead, ids: Sequence[int], features: Tensor, chunks: Sequence[int] | None = None
 ) -> dict[str, Tensor]:
-    """The passes of make_golden.py. chunks: how many rows of the first pass are read at a time; None: all.
+    """Run the passes of make_golden.py. chunks: how many rows of the first pass are read at a time; None: all.
     -> states, logits, drafted"""
     cache, num_rows = cache_for(head, [len(ids)]), len(features)
     readings, start = [], 0

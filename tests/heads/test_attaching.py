@@ -1,4 +1,4 @@
-"""Heads at a target, as LLM makes them."""
+"""Heads attached to a target, as LLM does it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0, speculative_tokens=4)
 
 
 @pytest.mark.parametrize("method", HEAD_METHODS)
-def test_the_method_is_found_from_the_files(method: str) -> None:
+def test_the_method_is_detected_from_the_files(method: str) -> None:
     llm = LLM(EMBEDDED / "target", draft_model=embedded_head(method))
     assert llm.method == method
     texts = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
@@ -32,15 +32,15 @@ def test_the_method_is_found_from_the_files(method: str) -> None:
     assert not llm.fallbacks
 
 
-def test_a_head_is_one_of_several_drafters() -> None:
+def test_a_head_may_be_one_of_several_drafters() -> None:
     llm = LLM(draft_model=embedded_head("eagle"), method="eagle+suffix")
     assert llm.method == "eagle+suffix"
     assert llm.with_drafter("eagle").method == "eagle"
     llm.generate(PROMPTS, SamplingParams(max_tokens=16, temperature=0.8))
-    assert not [reason for _, reason in llm.fallbacks if reason == "failed"]  # it may well not pay
+    assert not [reason for _, reason in llm.fallbacks if reason == "failed"]  # it may be too slow to be used
 
 
-def test_what_a_method_cannot_use_is_refused() -> None:
+def test_a_missing_or_unsuitable_head_is_refused() -> None:
     with pytest.raises(ForedraftError, match='method "eagle" needs an EAGLE head: give draft_model='):
         LLM(EMBEDDED / "target", method="eagle")
     with pytest.raises(ForedraftError, match='"medusa" needs Medusa heads'):
@@ -57,7 +57,7 @@ def test_cache_memory_covers_features_and_the_heads_own_keys_and_values() -> Non
     assert llm.engine.cache.bytes_per_token == target.traits.bytes_per_token + features
 
 
-def test_options_of_a_head_reach_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_head_options_are_applied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "foredraft.toml"
     taps = {"taps": [1, 3, 4], "norm_output": False, "norm_before_residual": False}
     Settings(str(EMBEDDED / "target"), str(embedded_head("eagle")), head_window=9, head_settings=taps).write(file)
@@ -65,10 +65,10 @@ def test_options_of_a_head_reach_it(tmp_path: Path, caplog: pytest.LogCaptureFix
         head = LLM(config=file)._builder.models.head
     assert isinstance(head, EagleHead | CompiledEagle)
     assert (head.config.taps, head.windows) == ((1, 3, 4), [9])
-    assert not caplog.records  # nothing is left open
+    assert not caplog.records  # no setting is ambiguous
 
 
-def test_what_the_files_leave_open_is_tried_on_a_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_ambiguous_settings_are_tested_on_a_text(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "foredraft"):
         LLM(EMBEDDED / "target", embedded_head("eagle"))
     (line,) = [record.getMessage() for record in caplog.records]
@@ -80,7 +80,7 @@ def test_a_compiled_target_has_a_compiled_head(target: LanguageModel) -> None:
     assert isinstance(head, EagleHead if load_kernels() is None else CompiledEagle)
 
 
-def test_borrowed_ends_are_the_targets(target: LanguageModel) -> None:
+def test_heads_use_the_targets_embeddings_and_lm_head(target: LanguageModel) -> None:
     ends = TargetEnds(target.hf)
     ids = torch.tensor([5, 7, 5])
     assert torch.equal(ends.embed(ids), target.hf.get_input_embeddings().weight[ids])
@@ -89,11 +89,11 @@ def test_borrowed_ends_are_the_targets(target: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("method", HEAD_METHODS)
-def test_reports_name_the_head_in_the_place_of_a_draft_model(method: str) -> None:
+def test_reports_name_the_head_instead_of_a_draft_model(method: str) -> None:
     llm = LLM(EMBEDDED / "target", draft_model=embedded_head(method), quantization="int8")
     is_rounded = isinstance(llm.head, CompiledEagle)
     assert llm.draft is None
-    # without instructions for bfloat16 a block drafter is in float32
+    # without bfloat16 instructions a block drafter is in float32
     dtype = str(getattr(llm.head, "dtype", torch.bfloat16)).removeprefix("torch.")
     assert method == "dflash" or dtype == "bfloat16"
     assert llm.head_identity == (str(embedded_head(method)), dtype, "int8" if is_rounded else None)

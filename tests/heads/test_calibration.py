@@ -1,4 +1,4 @@
-"""What a file leaves open is found on a text: with heads that are right under one combination of settings only."""
+"""Ambiguous settings of a file are found by testing them on a text, with heads that are right with only one combination."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def calibrated(case: Golden, target: LanguageModel, text: list[int], folder: Pat
 
 
 @pytest.mark.parametrize("by", [0, 1, -1])
-def test_shifted_layer_ids_are_set_right(
+def test_shifted_layer_ids_are_corrected(
     by: int, target: LanguageModel, text: list[int], head: Golden, tmp_path: Path
 ) -> None:
     calibration = calibrated(head.having(shifted(by)), target, text, tmp_path)
@@ -72,16 +72,16 @@ def test_several_wrong_settings_are_found_together(target: LanguageModel, text: 
 
 
 @pytest.mark.parametrize("holds_ids", [False, True])
-def test_ids_in_the_place_of_offsets_are_found(
+def test_ids_instead_of_offsets_are_found(
     holds_ids: bool, target: LanguageModel, text: list[int], tmp_path: Path
 ) -> None:
-    """No t2d tells, and the numbers rise either way."""
+    """There is no t2d to decide it, and the numbers increase either way."""
     ids = torch.unique(torch.tensor([*text, *range(600)]))
     ids = ids[ids + torch.arange(len(ids)) < target.traits.vocab_size]
     table = ids if holds_ids else ids - torch.arange(len(ids))
     case = fitted_head(target, text, ids=ids).having(tensors={"d2t": table})
     if not holds_ids:
-        assert not bool((table[1:] > table[:-1]).all())  # a table of offsets is known as one
+        assert not bool((table[1:] > table[:-1]).all())  # then the table is known to hold offsets
     calibration = calibrated(case, target, text, tmp_path)
     if holds_ids:
         assert torch.equal(calibration.fields["target_ids"], ids)
@@ -90,9 +90,9 @@ def test_ids_in_the_place_of_offsets_are_found(
         assert "target_ids" not in calibration.fields
 
 
-def test_a_state_that_is_fed_back_normalized_is_found(target: LanguageModel, tmp_path: Path) -> None:
-    """On one token again and again, what the target expects does not change, so a state that comes back unchanged is right, and a
-    twice normalized one is not."""
+def test_normalized_feedback_of_states_is_found(target: LanguageModel, tmp_path: Path) -> None:
+    """On a text of one repeated token the target's expectation does not change. So a state that is fed back unchanged is right, and one
+    that is normalized twice is not."""
     text = [300] * 64
     case = fitted_head(target, text)
     for norm_output in (False, True):
@@ -103,7 +103,7 @@ def test_a_state_that_is_fed_back_normalized_is_found(target: LanguageModel, tmp
 def test_the_first_draft_token_of_a_right_head_is_always_accepted(
     target: LanguageModel, text: list[int], head: Golden, tmp_path: Path
 ) -> None:
-    """Σ min(p, q) is 1 where p is q, up to bfloat16."""
+    """Σ min(p, q) is 1 if p = q, up to rounding to bfloat16."""
     calibration = calibrated(head, target, text, tmp_path)
     accepted = calibration.accepted[calibration.chosen]
     assert accepted.shape == (len(text) - 2,)
@@ -111,15 +111,17 @@ def test_the_first_draft_token_of_a_right_head_is_always_accepted(
     assert float(accepted.max()) < 2
 
 
-def test_files_are_believed_where_nothing_is_clearly_better(target: LanguageModel, text: list[int]) -> None:
-    """A random head drafts equally badly whatever is assumed."""
+def test_settings_of_the_files_are_kept_unless_others_are_clearly_better(
+    target: LanguageModel, text: list[int]
+) -> None:
+    """A random head drafts equally badly with all settings."""
     checkpoint, ends = load_head(str(embedded_head("eagle")), TargetShape.of(target.hf.config)), TargetEnds(target.hf)
     calibration = calibrate(checkpoint, target, ends.embed, ends.lm_head, text)
     assert len(calibration.accepted) == 12
     assert calibration.keeps_defaults
 
 
-def test_the_line_has_what_each_candidate_gave() -> None:
+def test_the_log_line_has_the_result_of_each_candidate() -> None:
     ambiguities = (Ambiguity("taps", ((2, 4), (3, 5))), Ambiguity("norm_output", (False, True)))
     accepted = {
         choice: torch.full((3,), value)
@@ -132,7 +134,7 @@ def test_the_line_has_what_each_candidate_gave() -> None:
     assert "(as in its files); others" in str(Calibration(ambiguities, 9, accepted, (0, 0)))
 
 
-def test_what_was_found_is_used_and_said_once(
+def test_the_settings_found_are_used_and_logged_once(
     target: LanguageModel, text: list[int], head: Golden, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = str(head.having(shifted(-1)).save(tmp_path))
@@ -148,7 +150,7 @@ def test_what_was_found_is_used_and_said_once(
     assert [record.levelno for record in caplog.records] == [logging.INFO]
 
 
-def test_an_option_wins_and_nothing_is_tried_that_is_settled(
+def test_options_settle_ambiguous_settings_without_a_test(
     target: LanguageModel, text: list[int], head: Golden, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = str(head.having(shifted(1)).save(tmp_path))
@@ -159,7 +161,7 @@ def test_an_option_wins_and_nothing_is_tried_that_is_settled(
     assert not caplog.records
 
 
-def test_without_a_text_the_forms_defaults_hold(target: LanguageModel, head: Golden, tmp_path: Path) -> None:
+def test_without_a_text_the_forms_defaults_are_used(target: LanguageModel, head: Golden, tmp_path: Path) -> None:
     attached = attach_head(str(head.having(shifted(1)).save(tmp_path)), target)
     assert attached.config.taps == (4, 6, 8)
 
@@ -175,7 +177,7 @@ SHIFTED_DOWN = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in TRAINED_
 
 
 def acceptance(folder: Path, **settings: Any) -> float:
-    """Accepted draft tokens for each step, greedy and sampled."""
+    """The share of accepted draft tokens, greedy and sampled."""
     llm = LLM(EMBEDDED / "target", folder, speculative_tokens=3, **settings)
     drafted = accepted = 0
     for temperature in (0.0, 0.8):
@@ -197,11 +199,11 @@ def acceptance(folder: Path, **settings: Any) -> float:
     ],
     ids=["shifted up", "shifted down", "no norm_before_residual", "ids in d2t"],
 )
-def test_a_trained_head_drafts_as_well_with_spoiled_files(
+def test_a_trained_head_with_wrong_files_drafts_equally_well(
     config: dict[str, Any], line: str, trained: Golden, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     right = acceptance(trained.save(tmp_path / "right"))
-    assert right > 0.1  # a random head's is below .01
+    assert right > 0.1  # that of a random head is below .01
     spoiled = trained.having(config)
     if not config:
         offsets = spoiled.tensors["d2t"]

@@ -1,4 +1,4 @@
-"""EAGLE heads by the compiled kernels, against the plain modules."""
+"""EAGLE heads run by the compiled kernels, compared with the plain modules."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def kernels() -> Kernels:
 
 
 def compiled(name: str, folder: Path, weight_format: WeightFormat = unquantized) -> tuple[CompiledEagle, EagleHead]:
-    """The head, and the plain module in float32 with weights that bfloat16 holds."""
+    """The compiled head, and the plain module in float32 with weights that bfloat16 can represent."""
     plain = head_of(name, folder)
     for parameter in plain.parameters():
         parameter.data = parameter.data.bfloat16().float()
@@ -60,8 +60,8 @@ def compiled(name: str, folder: Path, weight_format: WeightFormat = unquantized)
     return CompiledEagle(head, table.bfloat16(), lm_head, kernels(), weight_format), plain
 
 
-def test_weights_are_there_once(tmp_path: Path) -> None:
-    """Packed, and not as the module had them too."""
+def test_weights_are_in_memory_only_once(tmp_path: Path) -> None:
+    """The packed weights replace those of the module."""
     plain = head_of("safeailab_eagle3", tmp_path, torch.bfloat16)
     original = weakref.ref(plain.layers[0].mlp.gate_proj.weight)  # type: ignore[union-attr,arg-type]
     table = torch.zeros(plain.config.layer.vocab_size, plain.config.hidden_size, dtype=torch.bfloat16)
@@ -98,7 +98,7 @@ def test_in_int8_states_and_logits_are_near_those_of_the_module(name: str, tmp_p
 
 
 def two_reads(head: CompiledEagle, name: str) -> tuple[list[Read], list[Tensor]]:
-    """-> reads of two sequences, and the states of each"""
+    """(the reads of two sequences, the states of each)"""
     case = golden(name)
     ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
     end = len(features) - 1
@@ -108,7 +108,7 @@ def two_reads(head: CompiledEagle, name: str) -> tuple[list[Read], list[Tensor]]
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", FORMS)
-def test_a_draft_in_one_call_is_the_draft_token_by_token(name: str, spec: str, tmp_path: Path) -> None:
+def test_a_draft_in_one_call_equals_one_token_by_token(name: str, spec: str, tmp_path: Path) -> None:
     head, _ = compiled(name, tmp_path)
     reads, parts = two_reads(head, name)
     states = torch.cat(parts)
@@ -131,7 +131,7 @@ TREES = {0: TreeShape((ROOT, ROOT, ROOT, 0, 0, 1, 3, 3, 5, 6)), 1: TreeShape((RO
 
 @pytest.mark.parametrize("spec", ["greedy", "seeded", "seeded and truncated"])
 @pytest.mark.parametrize("name", FORMS)
-def test_a_tree_in_one_call_is_the_tree_node_by_node(name: str, spec: str, tmp_path: Path) -> None:
+def test_a_tree_in_one_call_equals_one_node_by_node(name: str, spec: str, tmp_path: Path) -> None:
     head, _ = compiled(name, tmp_path)
     reads, parts = two_reads(head, name)
     keys = [11, -12, 13, 2**62]
@@ -157,11 +157,11 @@ def test_a_tree_in_one_call_is_the_tree_node_by_node(name: str, spec: str, tmp_p
         head.config.vocab_size,
         cache,
         specs,
-    ).ids  # the next pass takes the slots where the trees were
+    ).ids  # the next pass overwrites the slots of the trees
 
 
 def logits_behind(head: CompiledEagle, read: Read, states: Tensor, path: list[int]) -> Tensor:
-    """[V], of a chain."""
+    """[V], the logits after a chain."""
     cache = cache_for(head, [32, 32], torch.bfloat16)  # type: ignore[arg-type]
     reading = head.read([read], states, cache)
     for token in path:
@@ -179,8 +179,8 @@ def best_ids(logits: Tensor, spec: DrawSpec, depth: int, count: int) -> list[int
     return [token for score, token in possible if score > -torch.inf][:count]
 
 
-def test_a_tree_needs_room_and_is_not_drawn(tmp_path: Path) -> None:
-    """Past this point nothing is checked."""
+def test_trees_without_room_or_with_draws_are_refused(tmp_path: Path) -> None:
+    """The kernels check nothing beyond this."""
     head, _ = compiled("speculators_llama", tmp_path)
     states, reads, shape = torch.zeros(2, 16).bfloat16(), [Read(0, [1, 2], 1)], TreeShape.chain(80)
     vocab_size = head.config.vocab_size
@@ -205,8 +205,8 @@ def token_by_token(
     return generate_step_by_step(partial(read), reads, lens, head.config.vocab_size, specs), cache  # type: ignore[arg-type]
 
 
-def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """Past this point nothing is checked."""
+def test_states_of_a_wrong_shape_or_dtype_are_refused(tmp_path: Path) -> None:
+    """The kernels check nothing beyond this."""
     head, _ = compiled("speculators_llama", tmp_path)
     cache = cache_for(head, [16], torch.bfloat16)  # type: ignore[arg-type]
     for states in (torch.zeros(2, 16), torch.zeros(3, 16).bfloat16(), torch.zeros(2, 8).bfloat16()):
@@ -215,8 +215,8 @@ def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert cache.num_held(0) == 0
 
 
-def test_rows_see_the_window_only(tmp_path: Path) -> None:
-    """A head that is capped to its training length."""
+def test_rows_only_see_their_window(tmp_path: Path) -> None:
+    """In a head that is limited to its training length."""
     case = golden("speculators_llama")
     ids, features = case.inputs["ids"].tolist(), case.inputs["features"].bfloat16()
     whole = head_of("speculators_llama", tmp_path, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Which checkpoints are heads: from configurations and the names of tensors."""
+"""Detects which checkpoints are heads, from their configuration and the names of their tensors."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tests.heads.test_eagle import FORMS
 
 
 @pytest.mark.parametrize(("form", "file"), FORMS.items())
-def test_eagle_heads_are_found_by_their_files(form: str, file: str, tmp_path: Path) -> None:
+def test_eagle_heads_are_recognised_by_their_files(form: str, file: str, tmp_path: Path) -> None:
     assert head_method_of(str(golden(form).save(tmp_path, file))) == "eagle"
 
 
 @pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
-def test_medusa_heads_are_found_by_their_files(file: str, tmp_path: Path) -> None:
+def test_medusa_heads_are_recognised_by_their_files(file: str, tmp_path: Path) -> None:
     assert head_method_of(str(golden("medusa").save(tmp_path, file))) == "medusa"
 
 
-def test_models_and_nothing_are_no_heads(tmp_path: Path) -> None:
+def test_models_and_missing_files_are_no_heads(tmp_path: Path) -> None:
     assert head_method_of(str(EMBEDDED / "draft")) is None
     assert head_method_of(str(EMBEDDED / "target")) is None
     assert head_method_of(str(tmp_path)) is None
     assert head_method_of(str(tmp_path / "is not there")) is None
 
 
-def test_no_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detection_reads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = embedded_head("medusa")
     load = torch.load
 
@@ -58,5 +58,5 @@ def test_no_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, None),
     ],
 )
-def test_of_a_hub_id_the_configuration_decides(config: dict[str, object], method: str | None) -> None:
+def test_a_hub_id_is_recognised_by_its_configuration(config: dict[str, object], method: str | None) -> None:
     assert _method_by_config(json.loads(json.dumps(config))) == method

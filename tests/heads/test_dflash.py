@@ -1,4 +1,4 @@
-"""Block drafters against z-lab's, speculators' and DeepSpec's own, and what their files must hold."""
+"""Block drafters compared with z-lab's, speculators' and DeepSpec's own programs, and what their files must contain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = [*PLAIN, "dflash2", *CORRECTED]
 
 
 def head_of(case: Golden, folder: Path) -> DFlashHead:
-    """Over the target's embeddings and lm_head, which are with the golden file."""
+    """A head that uses the target's embeddings and lm_head, which are in the golden file."""
     embeddings, lm_head = (case.inputs.get(name, torch.empty(0)) for name in ("embeddings", "lm_head"))
     checkpoint = load_head(str(case.save(folder)), TARGET)
     return DFlashHead.of(checkpoint, lambda ids: embeddings[ids], lambda x: x @ lm_head.T)
@@ -49,8 +49,8 @@ def cache_for(head: DFlashHead, num_sequences: int = 1) -> KVCache:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("pieces", [[7], [1, 4, 2]])
-def test_logits_of_a_block_are_the_programs_own(name: str, pieces: list[int], tmp_path: Path) -> None:
-    """However its context came in; and a second block over the same context is the first one again."""
+def test_logits_of_a_block_are_those_of_the_original_program(name: str, pieces: list[int], tmp_path: Path) -> None:
+    """However its context was read. A second block over the same context equals the first."""
     case, head = golden(name), head_of(golden(name), tmp_path)
     *tokens, pending = case.inputs["ids"].tolist()
     cache, start = cache_for(head), 0
@@ -77,8 +77,8 @@ def test_a_batch_gives_what_each_sequence_gives_alone(name: str, tmp_path: Path)
 
 
 def walked(head: DFlashHead, case: Golden, following: list[int] | None) -> tuple[torch.Tensor, list[int]]:
-    """Logits of each row of the block, given the tokens before it, and the best of each. following: what the text goes on with; None:
-    with the best of each."""
+    """The logits of each row of the block, given the tokens before it, and the best token of each. following: how the text continues;
+    None: with the best token of each row."""
     *tokens, pending = case.inputs["ids"].tolist()
     cache = cache_for(head)
     head.inject(cache.region(0), tokens, case.inputs["features"])
@@ -97,26 +97,26 @@ def walked(head: DFlashHead, case: Golden, following: list[int] | None) -> tuple
 
 
 @pytest.mark.parametrize("name", CORRECTED)
-def test_what_a_place_is_corrected_to_is_the_programs_own(name: str, tmp_path: Path) -> None:
-    """Given the tokens that the program was given."""
+def test_corrected_logits_are_those_of_the_original_program(name: str, tmp_path: Path) -> None:
+    """For the same given tokens."""
     case, head = golden(name), head_of(golden(name), tmp_path)
     logits, _ = walked(head, case, case.inputs["following"].tolist())
-    rows = slice(head.config.first_row, None)  # of another row nobody reads the logits
+    rows = slice(head.config.first_row, None)  # logits of other rows are not used
     torch.testing.assert_close(logits[rows], case.expected["corrected"][rows], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["dflash2", "deepspec_dspark", "deepspec_dspark_rnn"])
-def test_the_best_path_is_the_programs_own(name: str, tmp_path: Path) -> None:
+def test_the_best_path_is_that_of_the_original_program(name: str, tmp_path: Path) -> None:
     case, head = golden(name), head_of(golden(name), tmp_path)
     _, drafted = walked(head, case, None)
     assert drafted == case.expected["drafted"].tolist()
 
 
-def test_descriptions_follow_the_files(tmp_path: Path) -> None:
+def test_configurations_follow_the_files(tmp_path: Path) -> None:
     found = {name: load_head(str(golden(name).save(tmp_path / name)), TARGET) for name in NAMES}
     configs = {name: config_of(checkpoint) for name, checkpoint in found.items()}
     assert all(head_method_of(str(tmp_path / name)) == "dflash" for name in NAMES)
-    # z-lab counts outputs of layers, speculators what layers read
+    # z-lab numbers the outputs of layers, speculators their inputs
     assert {config.taps for config in configs.values()} == {(1, 4)}
     from_anchor = {name for name, config in configs.items() if config.num_places == 4}
     assert from_anchor == {
@@ -138,7 +138,7 @@ def config_of(checkpoint: HeadCheckpoint) -> DFlashConfig:
     return checkpoint.config
 
 
-def test_kinds_and_their_corrections(tmp_path: Path) -> None:
+def test_each_kind_has_its_correction(tmp_path: Path) -> None:
     found = {name: config_of(load_head(str(golden(name).save(tmp_path / name)), TARGET)) for name in NAMES}
     assert (found["dflash"].kind, found["dflash"].correction) == ("dflash", None)
     assert (found["dflash2"].kind, found["dflash2"].correction) == ("dflash2", Selector(6, 5))
@@ -154,7 +154,7 @@ def test_a_head_without_its_correction_is_dflash(tmp_path: Path) -> None:
     assert config_of(load_head(str(case.without(names).save(tmp_path)), TARGET)).correction is None
 
 
-def test_z_labs_names_of_the_selectors_tables_may_end_in_weight(tmp_path: Path) -> None:
+def test_z_labs_selector_tables_may_have_names_that_end_in_weight(tmp_path: Path) -> None:
     case = golden("dflash2")
     assert "candidate_selector.successor_codebook.weight" in case.tensors
     other = case.renamed(
@@ -170,7 +170,7 @@ def test_z_labs_names_of_the_selectors_tables_may_end_in_weight(tmp_path: Path) 
 
 
 def test_specforges_dspark_follows_z_labs_form(tmp_path: Path) -> None:
-    """Its projector is named in dflash_config, and its targets begin behind the anchor."""
+    """Its projector is named in dflash_config, and its first token is the one after the anchor."""
     deep = golden("deepspec_dspark")
     moved = ("target_layer_ids", "mask_token_id", "markov_rank", "markov_head_type", "enable_confidence_head")
     inner = {key: deep.config[key] for key in moved} | {"projector_type": "dspark", "attention_mode": "gqa"}
@@ -223,6 +223,6 @@ INNER = ZLAB.config["dflash_config"]
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_files_that_do_not_fit_are_refused(case: Golden, words: str, tmp_path: Path) -> None:
+def test_unsuitable_files_are_refused(case: Golden, words: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=words):
         load_head(str(case.save(tmp_path)), TARGET)

@@ -1,4 +1,4 @@
-"""EAGLE heads against the programs that their forms come from, and against themselves in other batches."""
+"""EAGLE heads compared with the programs that their forms come from, and with themselves in other batches."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FORMS = {
     "specforge_3_1": "model.safetensors",
     "deepspec": "model.safetensors",
 }
-"""The file that each form's program writes."""
+"""The name of the file that each form's program writes."""
 
 SETTINGS = {"specforge_3_1": {"norm_output": False}}
-"""What a user has to say: SpecForge trains the state before the norm, whatever its files say."""
+"""Settings that a user must give: SpecForge feeds back the state before the norm, whatever its files say."""
 
 
 def target_of(case: Golden) -> tuple[object, LMHead]:
-    """The target's embedding, which these heads do not need, and its lm_head."""
+    """The target's embedding, which these heads do not need, and lm_head."""
     weight = case.inputs.get("lm_head")
 
     def lm_head(x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def head_of(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Eagl
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_states_and_logits_are_the_programs_own(name: str, tmp_path: Path) -> None:
+def test_states_and_logits_are_those_of_the_original_program(name: str, tmp_path: Path) -> None:
     case, head = golden(name), head_of(name, tmp_path)
     got = run(head, case.inputs["ids"].tolist(), case.inputs["features"])
     torch.testing.assert_close(got["states"], case.expected["states"], atol=1e-4, rtol=0)
@@ -63,7 +63,7 @@ def test_states_and_logits_are_the_programs_own(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_rows_read_in_pieces_give_the_same(name: str, tmp_path: Path) -> None:
+def test_rows_read_in_pieces_give_the_same_results(name: str, tmp_path: Path) -> None:
     case, head = golden(name), head_of(name, tmp_path)
     whole = run(head, case.inputs["ids"].tolist(), case.inputs["features"])
     pieces = run(head, case.inputs["ids"].tolist(), case.inputs["features"], chunks=[1, 4, 2])
@@ -89,8 +89,8 @@ def test_a_batch_gives_what_each_sequence_gives_alone(name: str, tmp_path: Path)
     assert cache.region(1).tokens == ids[:3]
 
 
-def test_own_rows_are_forgotten_and_read_again_with_features(tmp_path: Path) -> None:
-    """After a round, what was drafted with the head's own states is replaced by rows of features."""
+def test_draft_rows_are_dropped_and_read_again_with_features(tmp_path: Path) -> None:
+    """After verification, rows with the head's own states are replaced by rows with features."""
     case, head = golden("safeailab_eagle3"), head_of("safeailab_eagle3", tmp_path)
     ids, features = case.inputs["ids"].tolist(), case.inputs["features"]
     cache = cache_for(head, [16])
@@ -103,8 +103,8 @@ def test_own_rows_are_forgotten_and_read_again_with_features(tmp_path: Path) -> 
     torch.testing.assert_close(again, fresh, atol=1e-5, rtol=0)
 
 
-def test_a_window_hides_what_lies_before_it(tmp_path: Path) -> None:
-    """A row of a one-layer head with window 3 sees what a shorter text would show it."""
+def test_a_window_hides_the_rows_before_it(tmp_path: Path) -> None:
+    """A row of a one-layer head with window 3 gives what it gives in a shorter text."""
     case = golden("safeailab_eagle3")
     checkpoint = load_head(str(case.save(tmp_path)), TARGET)
     head = EagleHead.of(checkpoint, *target_of(case), window=3)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_bfloat16_is_near_float32(name: str, tmp_path: Path) -> None:
 
 
 def test_the_targets_lm_head_serves_a_reduced_vocabulary(tmp_path: Path) -> None:
-    """A file without an lm_head drafts the target's rows that its table names."""
+    """Without an lm_head in the file, the rows of the target's lm_head that the table names are used."""
     case = golden("speculators_llama")
     weight = torch.randn(32, 16, generator=torch.Generator().manual_seed(5))
     ids = case.tensors["t2d"].nonzero().flatten()
@@ -149,7 +149,7 @@ def test_the_targets_embeddings_serve_a_head_without_some(tmp_path: Path) -> Non
     torch.testing.assert_close(got["logits"], case.expected["logits"], atol=1e-4, rtol=0)
 
 
-def test_what_a_head_cannot_draft_has_no_probability(tmp_path: Path) -> None:
+def test_ids_that_a_head_cannot_draft_have_probability_zero(tmp_path: Path) -> None:
     head = head_of("speculators_llama", tmp_path)
     logits = torch.randn(2, 20, generator=torch.Generator().manual_seed(0))
     whole = head.on_target(logits)

@@ -1,4 +1,4 @@
-"""Early exits as checkpoints, and at a target."""
+"""Early exits as checkpoints, and attached to a target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPTS = ["def add(a, b):", "Once upon a time"]
 
 
 @pytest.mark.parametrize("adapter_size", [0, 32])
-def test_what_is_saved_is_loaded(target: LanguageModel, tmp_path: Path, adapter_size: int) -> None:
+def test_a_saved_exit_is_loaded_again(target: LanguageModel, tmp_path: Path, adapter_size: int) -> None:
     exit = new_exit(target, adapter_size)
     for parameter in exit.parameters():
         torch.nn.init.normal_(parameter)
@@ -55,14 +55,14 @@ def test_no_weight_of_the_target_is_copied(target: LanguageModel) -> None:
     assert its_embedding is embedding
     assert its_head is head
     assert all(a is b for a, b in zip(layers[:3], all_layers[:3], strict=True))
-    assert len(layers) == 4  # the last one is the adapter
+    assert len(layers) == 4  # the last parameter is the adapter's
 
 
 @pytest.mark.parametrize(
     "settings", [{"exit_layer": 2}, {"exit_layer": 7, "dtype": "float32"}, {"exit_layer": 4, "quantization": "int8"}]
 )
 @pytest.mark.parametrize("params", [GREEDY, SEEDED])
-def test_the_text_is_the_targets_after_any_layer(settings: dict[str, object], params: SamplingParams) -> None:
+def test_an_exit_after_any_layer_changes_no_text(settings: dict[str, object], params: SamplingParams) -> None:
     llm = LLM(**settings)  # type: ignore[arg-type]
     assert llm.method == "early_exit"
     texts, plain = (each.generate(PROMPTS, params) for each in (llm, llm.with_drafter("none")))
@@ -71,7 +71,7 @@ def test_the_text_is_the_targets_after_any_layer(settings: dict[str, object], pa
     assert not llm.fallbacks
 
 
-def test_an_exit_and_a_draft_model_are_a_choice() -> None:
+def test_an_exit_and_a_draft_model_can_be_combined() -> None:
     llm = LLM(exit_layer=4, method="early_exit+draft_model")
     assert llm.method == "early_exit+draft_model"
     assert [llm.with_drafter(name).method for name in ("early_exit", "draft_model")] == ["early_exit", "draft_model"]
@@ -79,7 +79,7 @@ def test_an_exit_and_a_draft_model_are_a_choice() -> None:
     assert not [reason for _, reason in llm.fallbacks if reason == "failed"]
 
 
-def test_it_costs_no_cache_memory() -> None:
+def test_an_exit_takes_no_cache_memory() -> None:
     llm = LLM(EMBEDDED / "target", draft_model=embedded_head("early_exit"))
     assert llm.method == "early_exit"
     assert llm.engine.cache.taps == ()
@@ -97,7 +97,7 @@ def test_it_costs_no_cache_memory() -> None:
         ({"target_hidden_size": 128}, "but the target's have width 256"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_an_unsuitable_checkpoint_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(EMBEDDED / "target")
     file = save_early_exit(config, tmp_path) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

@@ -1,4 +1,4 @@
-"""What loads, as what, and what is refused with which words."""
+"""Which heads load and how, and which are refused with which message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load(case: Golden, folder: Path, target: TargetShape = TARGET, file: str = "
 
 
 def refusal(case: Golden, folder: Path, target: TargetShape = TARGET) -> str:
-    """The message of the ModelError: one line, that names the head."""
+    """The message of the ModelError; asserts that it is one line and names the head."""
     with pytest.raises(ModelError) as caught:
         load(case, folder, target)
     message = str(caught.value)
@@ -57,7 +57,9 @@ def candidates(config: EagleConfig, field: str) -> tuple[Any, ...]:
         ("deepspec", "eagle3", "qwen3", 1),
     ],
 )
-def test_the_kind_is_found_from_the_files(name: str, kind: str, family: str, num_layers: int, tmp_path: Path) -> None:
+def test_the_kind_of_a_head_is_detected_from_the_files(
+    name: str, kind: str, family: str, num_layers: int, tmp_path: Path
+) -> None:
     config = eagle(name, tmp_path)
     assert (config.kind, config.family, config.num_layers) == (kind, family, num_layers)
     assert config.feature_size == golden(name).inputs["features"].shape[1]
@@ -68,12 +70,12 @@ def test_the_kind_is_found_from_the_files(name: str, kind: str, family: str, num
     "file",
     ["model.safetensors", "pytorch_model.bin"],
 )
-def test_files_of_either_kind_hold_the_same(file: str, tmp_path: Path) -> None:
+def test_files_of_either_format_load_the_same(file: str, tmp_path: Path) -> None:
     checkpoint = load(golden("safeailab_eagle3"), tmp_path, file=file)
     assert torch.equal(checkpoint.tensors["fc.weight"], golden("safeailab_eagle3").tensors["fc.weight"])
 
 
-def test_weights_in_parts_are_put_together(tmp_path: Path) -> None:
+def test_sharded_weights_are_loaded(tmp_path: Path) -> None:
     case = golden("safeailab_eagle3")
     folder = case.save(tmp_path)
     (folder / "model.safetensors").unlink()
@@ -89,7 +91,7 @@ def test_weights_in_parts_are_put_together(tmp_path: Path) -> None:
         load_head(str(folder), TARGET)
 
 
-def test_a_hub_id_fetches_only_what_a_head_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_of_a_hub_id_only_needed_files_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
 
     def fetch(name: str, **options: Any) -> str:
@@ -103,7 +105,7 @@ def test_a_hub_id_fetches_only_what_a_head_needs(monkeypatch: pytest.MonkeyPatch
     assert "config.json" in calls[0]["allow_patterns"]
 
 
-def test_nemos_prefix_is_taken_off(tmp_path: Path) -> None:
+def test_nemos_prefix_is_removed(tmp_path: Path) -> None:
     case = golden("safeailab_eagle3").renamed(midlayer="layers.0")
     case = case.renamed(fc="model.fc", norm="model.norm", layers="model.layers", embed_tokens="model.embed_tokens")
     checkpoint = load(case, tmp_path)
@@ -120,7 +122,7 @@ def test_vllms_wrapper_is_opened(name: str, tmp_path: Path) -> None:
     assert checkpoint.config == load(case, tmp_path / "plain").config
 
 
-def test_vllms_reduced_vocabulary_is_a_map_of_ids(tmp_path: Path) -> None:
+def test_vllms_token_map_is_a_reduced_vocabulary(tmp_path: Path) -> None:
     case = golden("safeailab_eagle1")
     wrapper = {"model_type": "eagle", "model": case.config, "truncated_vocab_size": 4}
     tensors = {**case.tensors, "token_map": torch.tensor([7, 3, 31, 0]), "lm_head.weight": case.inputs["lm_head"]}
@@ -132,16 +134,16 @@ def test_vllms_reduced_vocabulary_is_a_map_of_ids(tmp_path: Path) -> None:
     assert "no token_map" in refusal(Golden(wrapper, tensors), tmp_path / "without")
 
 
-def test_layers_are_counted_in_the_weights(tmp_path: Path) -> None:
+def test_the_number_of_layers_is_that_of_the_weights(tmp_path: Path) -> None:
     assert eagle("safeailab_eagle3", tmp_path, num_hidden_layers=40).num_layers == 1
 
 
-def test_old_files_may_hold_angles(tmp_path: Path) -> None:
+def test_old_files_may_contain_rotary_frequencies(tmp_path: Path) -> None:
     angles = {"midlayer.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
     assert load(golden("safeailab_eagle3").having(tensors=angles), tmp_path).tensors
 
 
-def test_a_window_is_of_the_layers_that_have_one(tmp_path: Path) -> None:
+def test_only_sliding_layers_have_a_window(tmp_path: Path) -> None:
     layer = golden("speculators_two_layers").config["transformer_layer_config"]
     layer = {
         **layer,
@@ -153,7 +155,7 @@ def test_a_window_is_of_the_layers_that_have_one(tmp_path: Path) -> None:
     assert [config.window(0), config.window(1)] == [None, 6]
 
 
-def test_the_training_length_limits_no_position(tmp_path: Path) -> None:
+def test_the_training_length_does_not_limit_positions(tmp_path: Path) -> None:
     config = eagle("safeailab_eagle3", tmp_path)
     assert config.training_len == 128
 
@@ -173,25 +175,27 @@ def test_taps_are_the_targets_final_state_for_eagle1_and_medusa(tmp_path: Path) 
     [
         (None, (2, 4, 5), [(3, 5, 6), (1, 3, 4)]),
         ([2, 4, 5], (2, 4, 5), [(3, 5, 6), (1, 3, 4)]),
-        ([1, 3, 4], (2, 4, 5), [(3, 5, 6), (1, 3, 4)]),  # outputs of layers, as SGLang numbers them
+        ([1, 3, 4], (2, 4, 5), [(3, 5, 6), (1, 3, 4)]),  # numbers of layer outputs, as in SGLang
         ([0, 4, 7], (0, 4, 7), [(1, 5, 8)]),
         ([2, 5, 8], (2, 5, 8), [(1, 4, 7)]),  # 8: the raw output of the last layer
     ],
 )
-def test_safeailabs_taps(ids: list[int] | None, taps: tuple[int, ...], others: list[Any], tmp_path: Path) -> None:
+def test_safeailabs_taps_are_read(
+    ids: list[int] | None, taps: tuple[int, ...], others: list[Any], tmp_path: Path
+) -> None:
     nested = None if ids is None else {"eagle_aux_hidden_state_layer_ids": ids}
     config = eagle("safeailab_eagle3", tmp_path, eagle_config=nested)
     assert config.taps == taps
     assert candidates(config, "taps") == (taps, *others)
 
 
-def test_speculators_number_inputs_and_deepspec_outputs_of_layers(tmp_path: Path) -> None:
+def test_speculators_numbers_layer_inputs_and_deepspec_layer_outputs(tmp_path: Path) -> None:
     assert eagle("speculators_llama", tmp_path / "speculators").taps == (1, 2, 4)
     assert eagle("deepspec", tmp_path / "deepspec").taps == (1, 2, 4, 6, 7)
 
 
 def test_one_tap_as_wide_as_the_head_skips_fc(tmp_path: Path) -> None:
-    """As SafeAILab's and SGLang's code does, whatever is in the file; speculators' does not."""
+    """As in SafeAILab's and SGLang's code, whatever is in the file, but not in speculators'."""
     square = {"fc.weight": golden("safeailab_eagle3").tensors["fc.weight"][:, :16]}
     case = golden("safeailab_eagle3").having({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4]}}, square)
     config = load(case, tmp_path / "safeailab").config
@@ -204,11 +208,11 @@ def test_one_tap_as_wide_as_the_head_skips_fc(tmp_path: Path) -> None:
     assert config.applies_fc
 
 
-# What a file leaves open
+# Ambiguous settings
 
 
 @pytest.mark.parametrize("name", ["speculators_llama", "safeailab_eagle3"])
-def test_a_missing_norm_before_residual_is_an_ambiguity(name: str, tmp_path: Path) -> None:
+def test_a_missing_norm_before_residual_is_ambiguous(name: str, tmp_path: Path) -> None:
     missing = eagle(name, tmp_path / "missing", norm_before_residual=None)
     assert not missing.norm_before_residual
     assert candidates(missing, "norm_before_residual") == (False, True)
@@ -217,14 +221,14 @@ def test_a_missing_norm_before_residual_is_an_ambiguity(name: str, tmp_path: Pat
     assert candidates(given, "norm_before_residual") == ()
 
 
-def test_norm_output_is_clear_in_speculators_form_alone(tmp_path: Path) -> None:
+def test_norm_output_is_unambiguous_only_in_speculators_form(tmp_path: Path) -> None:
     assert candidates(eagle("speculators_3_1", tmp_path / "speculators"), "norm_output") == ()
     config = eagle("specforge_3_1", tmp_path / "specforge", norm_output=True)
     assert config.norm_output
     assert candidates(config, "norm_output") == (True, False)
 
 
-def test_a_candidate_changes_the_setting_alone(tmp_path: Path) -> None:
+def test_a_candidate_changes_only_its_setting(tmp_path: Path) -> None:
     checkpoint = load(golden("safeailab_eagle3"), tmp_path)
     other = checkpoint.with_settings(norm_before_residual=True)
     assert isinstance(other.config, EagleConfig)
@@ -233,7 +237,7 @@ def test_a_candidate_changes_the_setting_alone(tmp_path: Path) -> None:
     assert other.config.taps == checkpoint.config.taps
 
 
-def test_ids_in_the_table_are_said(tmp_path: Path) -> None:
+def test_a_table_of_ids_is_noted(tmp_path: Path) -> None:
     case = golden("safeailab_eagle3")
     ids = case.tensors["t2d"].nonzero().flatten()
     checkpoint = load(case.having(tensors={"d2t": ids}), tmp_path)
@@ -242,7 +246,7 @@ def test_ids_in_the_table_are_said(tmp_path: Path) -> None:
     assert torch.equal(checkpoint.config.target_ids, ids)
 
 
-# What is refused
+# Refusals
 
 
 SAFEAILAB, SPECULATORS, MEDUSA = "safeailab_eagle3", "speculators_llama", "medusa"
@@ -281,7 +285,9 @@ SAFEAILAB, SPECULATORS, MEDUSA = "safeailab_eagle3", "speculators_llama", "medus
         ("safeailab_eagle1", {"add_para_norm": True}, "add_para_norm"),
     ],
 )
-def test_a_configuration_is_refused_by_name(name: str, config: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_an_unsupported_configuration_is_refused_by_name(
+    name: str, config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     assert words in refusal(golden(name).having(config), tmp_path)
 
 
@@ -298,7 +304,7 @@ def test_a_configuration_is_refused_by_name(name: str, config: dict[str, Any], w
         (MEDUSA, {"gate": torch.zeros(16, 16)}, "does not use: gate"),
     ],
 )
-def test_tensors_are_refused_by_name(name: str, tensors: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_unsuitable_tensors_are_refused_by_name(name: str, tensors: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert words in refusal(golden(name).having(tensors=tensors), tmp_path)
 
 
@@ -322,7 +328,7 @@ def test_a_reduced_vocabulary_without_its_table_is_refused(tmp_path: Path) -> No
         (TARGET._replace(num_layers=3), "the target has 3 layers"),
     ],
 )
-def test_a_head_of_another_target_is_refused(target: TargetShape, words: str, tmp_path: Path) -> None:
+def test_a_head_for_another_target_is_refused(target: TargetShape, words: str, tmp_path: Path) -> None:
     assert words in refusal(golden(SPECULATORS), tmp_path, target)
 
 
@@ -350,24 +356,24 @@ def test_a_folder_without_a_head_is_refused(files: dict[str, str], words: str, t
     assert "\n" not in str(caught.value)
 
 
-def test_a_path_that_leads_nowhere_is_refused() -> None:
+def test_a_missing_path_is_refused() -> None:
     with pytest.raises(ModelError, match="no such directory"):
         load_head("./nowhere", TARGET)
 
 
-def test_other_models_are_no_heads(tmp_path: Path) -> None:
+def test_other_models_are_refused(tmp_path: Path) -> None:
     case = Golden({"model_type": "llama"}, {"model.embed_tokens.weight": torch.zeros(4, 4)})
     assert "not a head in a supported format (early exit, foredraft's EAGLE-1, speculators, " in refusal(case, tmp_path)
 
 
 class Payload:
-    """Something that runs code when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("unpickled",))
 
 
-def test_nothing_in_a_pickle_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_in_a_pickle_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
     torch.save({"0.0.linear.weight": Payload()}, tmp_path / "medusa_lm_head.pt")
     with pytest.raises(ModelError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""Medusa heads against the program that they come from, in each form."""
+"""Medusa heads compared with the original program, in each form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checkpoint_of(case: Golden, folder: Path, form: str) -> HeadCheckpoint:
 
 @pytest.mark.parametrize("form", ["medusa_lm_head.pt", "medusa_lm_head.safetensors", "vllm", "joint"])
 @pytest.mark.parametrize("name", NAMES)
-def test_states_and_logits_are_the_programs_own(name: str, form: str, tmp_path: Path) -> None:
+def test_states_and_logits_are_those_of_the_original_program(name: str, form: str, tmp_path: Path) -> None:
     case = golden(name)
     checkpoint = checkpoint_of(case, tmp_path, form)
     heads = MedusaHead.of(checkpoint, _none)
@@ -37,15 +37,15 @@ def test_states_and_logits_are_the_programs_own(name: str, form: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_heads_and_blocks_are_counted_in_the_weights(name: str, tmp_path: Path) -> None:
-    """The file's configuration says two heads, as published ones do, and there are three."""
+def test_the_numbers_of_heads_and_blocks_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
+    """The configuration says two heads, as published ones do, but there are three."""
     config = checkpoint_of(golden(name), tmp_path, "medusa_lm_head.pt").config
     assert isinstance(config, MedusaConfig)
     assert (config.num_heads, config.num_blocks) == (3, 1 + (name == "medusa_two_blocks"))
 
 
-def test_a_reduced_vocabulary_drafts_the_ids_of_its_map(tmp_path: Path) -> None:
-    """vLLM's token_map names ids in any order; lm_heads of the whole vocabulary are cut to them."""
+def test_a_reduced_vocabulary_drafts_the_ids_of_its_token_map(tmp_path: Path) -> None:
+    """vLLM's token_map has ids in any order, and lm_heads of the whole vocabulary are cut to them."""
     case = golden("medusa")
     token_map = torch.tensor([5, 30, 2, 17])
     reduced = as_vllm(case).having({"truncated_vocab_size": 4}, {"token_map": token_map})
@@ -57,8 +57,8 @@ def test_a_reduced_vocabulary_drafts_the_ids_of_its_map(tmp_path: Path) -> None:
     assert int(whole.isfinite().sum()) == logits[-1].numel()
 
 
-def test_one_lm_head_serves_all(tmp_path: Path) -> None:
-    """vLLM's original_lm_head, from the file or, where it has none, from the target."""
+def test_one_lm_head_may_be_shared_by_all_heads(tmp_path: Path) -> None:
+    """vLLM's original_lm_head, from the file or else from the target."""
     case = as_vllm(golden("medusa"))
     weight = case.tensors["lm_heads.0.weight"].float()
     others = ["lm_heads.1.weight", "lm_heads.2.weight"]

@@ -1,4 +1,4 @@
-"""MTP layers against transformers' own, and MiMo's against its description; what a checkpoint must have of them."""
+"""MTP layers compared with transformers' own, and MiMo's with its description; and what a checkpoint must contain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def loaded(folder: Path) -> LanguageModel:
 
 
 def request(target: LanguageModel, tokens: Sequence[int], max_len: int, num_forced: int = 0) -> DraftRequest:
-    """As the engine makes it, once the target has read all but the pending token and what is forced."""
+    """A request as the engine makes it after the target has read everything but the pending and the forced tokens."""
     (features,) = target.read_features([tokens[: len(tokens) - 1 - num_forced]], (-1,))
     sampler = request_for(0, tokens, max_len).sampler
     return DraftRequest(0, tokens, max_len, sampler, Features(features), num_forced)
@@ -50,7 +50,7 @@ def drafter_of(head: MtpHead, max_rows: int = 512) -> Any:
 
 @torch.inference_mode()
 def by_transformers(hf: PreTrainedModel, mtp: MtpModel, ids: Sequence[int]) -> tuple[list[int], Tensor, Tensor]:
-    """What the library drafts behind these tokens, of which the target has read all but the last: a token for each layer, its logits
+    """What transformers drafts after these tokens, of which the target has read all but the last: a token for each layer, its logits
     [n, V], and the first layer's states [len(ids) - 1, H]."""
     hidden = hf(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states[-1]
     inputs = {
@@ -66,8 +66,8 @@ def by_transformers(hf: PreTrainedModel, mtp: MtpModel, ids: Sequence[int]) -> t
 
 
 @pytest.mark.parametrize("family", MAKERS)
-def test_one_layer_is_transformers(family: str) -> None:
-    """Its states and logits over a history, read at once and in chunks; and those of the next two steps, in which the library's layer
+def test_one_layer_computes_what_transformers_does(family: str) -> None:
+    """Its states and logits over a history, read at once and in chunks, and those of the next two steps, in which transformers' layer
     runs again on its own output."""
     hf = new_target(MAKERS[family]())
     mtp, target = new_mtp(hf), loaded(saved(family))
@@ -107,7 +107,7 @@ def test_one_layer_is_transformers(family: str) -> None:
 
 @pytest.mark.parametrize(("family", "max_rows"), [("glm", 512), ("deepseek", 4)])
 def test_several_layers_draft_what_transformers_drafts(family: str, max_rows: int) -> None:
-    """Three of them, behind histories that take drafts and leave them, with the keys and values of the rounds before."""
+    """Three layers, after accepted and rejected drafts, with the keys and values of the previous steps."""
     hf = new_target(MAKERS[family](3))
     mtp, target = new_mtp(hf), loaded(saved(family, 3))
     head = attach_mtp(str(saved(family, 3)), target)
@@ -129,8 +129,8 @@ def test_several_layers_draft_what_transformers_drafts(family: str, max_rows: in
 
 
 @torch.inference_mode()
-def test_mimo_is_its_description() -> None:
-    """The library has no MiMo. Its projection reads the hidden state first; one layer, whole histories and our own steps."""
+def test_mimo_computes_what_its_description_says() -> None:
+    """transformers has no MiMo. Its projection reads the hidden state first. One layer, over whole histories and in our own steps."""
     hf = new_target(mimo())
     weights, target = mimo_tensors(hf), loaded(saved("mimo"))
     head = attach_mtp(str(saved("mimo")), target)
@@ -166,7 +166,7 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
 
 
 def mimo_with_code(folder: Path) -> Path:
-    """As MiMo is published: its architecture is code beside the weights."""
+    """A checkpoint as MiMo is published, with its architecture as code beside the weights."""
     folder = Path(shutil.copytree(saved("mimo"), folder / "mimo"))
     (folder / "modeling_mimo.py").write_text(_REMOTE)
     config = json.loads((folder / "config.json").read_text())
@@ -179,7 +179,7 @@ def mimo_with_code(folder: Path) -> Path:
 
 @pytest.mark.parametrize(("family", "num_layers"), [("glm", 3), ("deepseek", 1), ("mimo", 1)])
 def test_texts_are_plain_decodings(family: str, num_layers: int, tmp_path: Path) -> None:
-    """In float32, through the public API; layers with random weights."""
+    """In float32, through the public API, with random layers."""
     has_code = family == "mimo"
     folder = mimo_with_code(tmp_path) if has_code else saved(family, num_layers)
     llm = LLM(folder, method="mtp", dtype="float32", speculative_tokens=3, trust_remote_code=has_code, num_threads=1)
@@ -203,7 +203,7 @@ def test_a_window_hides_earlier_tokens() -> None:
 
 
 def spoiled(tmp_path: Path, **tensors: Tensor | None) -> Path:
-    """A GLM target with these of its MTP layer's tensors changed; "_" in a name stands for "."."""
+    """A GLM target with some of its MTP layer's tensors changed; "__" in a name means "."."""
     target = new_target(glm())
     folder = save(target, stored(new_mtp(target)), tmp_path / "target")
     return mtp_targets.add(folder, {name.replace("__", "."): tensor for name, tensor in tensors.items()})
@@ -231,7 +231,7 @@ def spoiled(tmp_path: Path, **tensors: Tensor | None) -> Path:
     ],
     ids=["missing", "unused", "shape", "quantized", "expert", "gap", "copy"],
 )
-def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, tensors: dict[str, Any], message: str) -> None:
+def test_unsuitable_tensors_are_refused_by_name(tmp_path: Path, tensors: dict[str, Any], message: str) -> None:
     folder = spoiled(tmp_path, **tensors)
     with pytest.raises(ModelError, match=message) as error:
         attach_mtp(str(folder), loaded(saved("glm")))
@@ -262,7 +262,7 @@ def test_layers_of_several_kinds_are_refused(tmp_path: Path) -> None:
         LLM(folder, method="mtp")
 
 
-def test_what_cannot_go_together_is_refused() -> None:
+def test_incompatible_options_are_refused() -> None:
     folder = saved("glm")
     with pytest.raises(ForedraftError, match='"mtp" makes its draft from the target: leave draft_model out'):
         LLM(folder, draft_model=folder, method="mtp")
@@ -276,7 +276,9 @@ def test_what_cannot_go_together_is_refused() -> None:
         build("mtp", DrafterContext(VOCAB_SIZE, MemoryPool(1 << 20)))
 
 
-def test_what_the_configuration_says_otherwise_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_number_of_layers_in_the_configuration_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     target = new_target(glm(2))
     folder = save(
         target, {name: t for name, t in stored(new_mtp(target)).items() if ".layers.3." not in name}, tmp_path

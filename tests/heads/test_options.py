@@ -1,4 +1,4 @@
-"""What a user chooses of a head: checked against the head, and in the place of what its files have."""
+"""A user's options for a head: they are checked, and replace the settings of its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoint(tmp_path: Path) -> HeadCheckpoint:
     return load_head(str(golden("safeailab_eagle3").save(tmp_path)), TARGET)
 
 
-def test_options_replace_settings_and_settle_them(checkpoint: HeadCheckpoint) -> None:
+def test_options_replace_settings_and_resolve_ambiguities(checkpoint: HeadCheckpoint) -> None:
     assert {each.field for each in checkpoint.config.ambiguities} >= {"taps", "norm_output"}
     config = overridden(checkpoint, {"taps": [0, 1, 8], "norm_output": True}, TARGET).config
     assert isinstance(config, EagleConfig)
@@ -32,7 +32,7 @@ def test_options_replace_settings_and_settle_them(checkpoint: HeadCheckpoint) ->
     assert not {each.field for each in config.ambiguities} & {"taps", "norm_output"}
 
 
-def test_a_table_is_read_as_told(checkpoint: HeadCheckpoint) -> None:
+def test_an_option_says_how_a_table_is_read(checkpoint: HeadCheckpoint) -> None:
     readings = (torch.tensor([1, 3, 5]), torch.tensor([1, 2, 3]))
     unclear = checkpoint.with_settings(ambiguities=(Ambiguity("target_ids", readings),))
     for index, name in enumerate(("offsets", "ids")):
@@ -42,7 +42,7 @@ def test_a_table_is_read_as_told(checkpoint: HeadCheckpoint) -> None:
         assert setting_of("target_ids", readings, index) == ("d2t", name)
 
 
-def test_the_final_state_may_be_named(checkpoint: HeadCheckpoint) -> None:
+def test_the_final_state_may_be_a_tap(checkpoint: HeadCheckpoint) -> None:
     assert overridden(checkpoint, {"taps": [1, 2, FINAL_NORM]}, TARGET).config.taps == (1, 2, FINAL_NORM)
 
 
@@ -62,19 +62,19 @@ def test_the_final_state_may_be_named(checkpoint: HeadCheckpoint) -> None:
         ({"norm_output": 1}, "norm_output must be true or false, not 1"),
     ],
 )
-def test_others_are_refused(checkpoint: HeadCheckpoint, settings: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(checkpoint: HeadCheckpoint, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         overridden(checkpoint, settings, TARGET)
 
 
-def test_a_table_is_read_as_ids_or_offsets_only(checkpoint: HeadCheckpoint) -> None:
+def test_tables_contain_either_ids_or_offsets(checkpoint: HeadCheckpoint) -> None:
     readings = (torch.tensor([1, 3, 5]), torch.tensor([1, 2, 3]))
     unclear = checkpoint.with_settings(ambiguities=(Ambiguity("target_ids", readings),))
     with pytest.raises(ModelError, match='d2t must be "offsets" or "ids"'):
         overridden(unclear, {"d2t": "both"}, TARGET)
 
 
-def test_other_kinds_of_heads_have_their_taps_only(tmp_path: Path) -> None:
+def test_other_kinds_of_heads_only_have_the_option_taps(tmp_path: Path) -> None:
     medusa = load_head(str(golden("medusa").save(tmp_path)), TARGET)
     assert overridden(medusa, {"taps": [8]}, TARGET).config.taps == (8,)
     with pytest.raises(ModelError, match=r"supported: taps$"):
@@ -94,7 +94,7 @@ def test_other_kinds_of_heads_have_their_taps_only(tmp_path: Path) -> None:
         (None, 512, 2048, 512),
     ],
 )
-def test_the_window_is_the_training_length_unless_told(
+def test_the_window_is_the_training_length_by_default(
     checkpoint: HeadCheckpoint,
     training_len: int | None,
     requested: int | None,

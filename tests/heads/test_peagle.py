@@ -1,4 +1,4 @@
-"""P-EAGLE heads against speculators' own, and what their files must hold."""
+"""P-EAGLE heads compared with speculators' own, and what their files must contain."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def head_of(case: Golden, folder: Path) -> EagleHead:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("num_read_before", [0, 3, 6])
-def test_logits_of_all_places_are_the_programs_own(name: str, num_read_before: int, tmp_path: Path) -> None:
-    """In one pass with the rows of the text, or with those that are left of it."""
+def test_logits_of_all_positions_are_those_of_the_original_program(
+    name: str, num_read_before: int, tmp_path: Path
+) -> None:
+    """In one pass with all rows of the text, or with the unread ones."""
     case, head = golden(name), head_of(golden(name), tmp_path)
     ids, features = case.inputs["ids"].tolist(), case.inputs["features"]
     cache, num_masks = cache_for(head, [16]), len(case.expected["drafted"]) - 1
@@ -43,7 +45,7 @@ def test_logits_of_all_places_are_the_programs_own(name: str, num_read_before: i
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_over_whole_texts_every_place_has_the_logits_of_its_draft(name: str, tmp_path: Path) -> None:
+def test_over_whole_texts_every_position_has_the_logits_of_its_draft(name: str, tmp_path: Path) -> None:
     case, head = golden(name), head_of(golden(name), tmp_path)
     ids, features = case.inputs["ids"], case.inputs["features"]
     with torch.inference_mode():
@@ -56,7 +58,7 @@ def test_over_whole_texts_every_place_has_the_logits_of_its_draft(name: str, tmp
                 torch.testing.assert_close(logits[0, last], expected[place], atol=1e-5, rtol=0)
 
 
-def test_its_files_tell_it_from_eagle_3(tmp_path: Path) -> None:
+def test_its_files_distinguish_it_from_eagle_3(tmp_path: Path) -> None:
     folder = golden("peagle").save(tmp_path / "peagle")
     checkpoint = load_head(str(folder), TARGET)
     assert isinstance(checkpoint.config, EagleConfig)
@@ -88,6 +90,6 @@ def test_its_files_tell_it_from_eagle_3(tmp_path: Path) -> None:
     ],
     ids=["no id", "unknown id", "no state", "another kind", "no kind"],
 )
-def test_files_that_do_not_fit_are_refused(case: Golden, words: str, tmp_path: Path) -> None:
+def test_unsuitable_files_are_refused(case: Golden, words: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=words):
         load_head(str(case.save(tmp_path)), TARGET)

@@ -1,4 +1,4 @@
-"""EAGLE-1 heads that project the target's states: module, whole texts and compiled kernels agree, and bad files are refused."""
+"""EAGLE-1 heads that project the target's states: the module, training and compiled kernels agree, and bad files are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDS = [5, 9, 9, 41, 3, 60, 17, 22, 8, 30]
 
 
 def new_head(num_layers: int = 1) -> EagleHead:
-    """Narrower states than the target's are projected to a wider head."""
+    """A head that is wider than the target's states, which are projected."""
     layer = LlamaConfig(
         vocab_size=64,
         hidden_size=32,
@@ -69,7 +69,7 @@ def saved(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_rows_read_in_pieces_give_the_same(num_layers: int) -> None:
+def test_rows_read_in_pieces_give_the_same_results(num_layers: int) -> None:
     head = new_head(num_layers)
     whole, pieces = (run(head, IDS, features(7), chunks) for chunks in (None, [1, 4, 2]))
     torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=0)
@@ -77,7 +77,7 @@ def test_rows_read_in_pieces_give_the_same(num_layers: int) -> None:
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 @torch.inference_mode()
-def test_every_row_of_every_step_of_training_is_the_engines(num_layers: int) -> None:
+def test_every_row_of_every_training_step_equals_the_engines(num_layers: int) -> None:
     head, rows = new_head(num_layers), features(len(IDS))
     steps = list(unroll(head, rows[None], torch.tensor([IDS]), NUM_STEPS))
     for position in range(len(IDS) - NUM_STEPS + 1):
@@ -102,7 +102,7 @@ def test_compiled_states_and_logits_are_those_of_the_module(num_layers: int) -> 
         assert error.max() < 0.04, part
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_head_is_loaded_again(tmp_path: Path) -> None:
     checkpoint, head = load_head(str(saved(tmp_path)), TARGET), new_head()
     assert checkpoint.config == EagleConfig(**{**vars(head.config), "training_len": 128})
     for name, weight in head.state_dict().items():

@@ -1,4 +1,4 @@
-"""Heads stored in eight bits are the heads that they were, up to the rounding of their matrices."""
+"""Heads stored in eight bits are unchanged except for the quantisation of their matrices."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.heads.test_eagle import head_of
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """An EAGLE-3 head with two layers and a part of the vocabulary."""
+    """An EAGLE-3 head with two layers and a reduced vocabulary."""
     head = head_of("speculators_two_layers", tmp_path / "given")
     save_eagle3(head, tmp_path / "saved", "target", ["LlamaForCausalLM"], torch.float32)
     return tmp_path / "saved"
 
 
-def test_matrices_are_rounded_and_nothing_else_changes(saved: Path) -> None:
+def test_only_matrices_are_quantized(saved: Path) -> None:
     before = load_head(str(saved), TARGET)
     quantize_head(saved)
     after = load_head(str(saved), TARGET)
@@ -40,7 +40,7 @@ def test_matrices_are_rounded_and_nothing_else_changes(saved: Path) -> None:
         assert torch.equal(after.tensors[name], quantize_int8(weight).dequantized() if is_rounded else weight)
 
 
-def test_a_matrix_takes_a_byte_a_number(saved: Path) -> None:
+def test_a_matrix_takes_one_byte_per_weight(saved: Path) -> None:
     quantize_head(saved)
     stored = load_file(saved / "model.safetensors")
     assert stored["fc.weight"].dtype == torch.int8
@@ -49,7 +49,7 @@ def test_a_matrix_takes_a_byte_a_number(saved: Path) -> None:
     assert scheme["weights"]["num_bits"] == 8
 
 
-def test_other_kinds_of_heads_are_rounded_likewise(tmp_path: Path) -> None:
+def test_other_kinds_of_heads_are_quantized_too(tmp_path: Path) -> None:
     given = load_head(str(golden("medusa").save(tmp_path / "given", "medusa_lm_head.pt")), TARGET)
     head = MedusaHead.of(given, lambda _: torch.empty(0))
     save_medusa(head, tmp_path / "saved", "target", torch.float32)
@@ -60,8 +60,8 @@ def test_other_kinds_of_heads_are_rounded_likewise(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(load_kernels() is None, reason="no compiled kernels here")
-def test_they_run_in_eight_bits(tmp_path: Path) -> None:
-    """Also for a target that is not rounded, whose texts stay."""
+def test_quantized_heads_run_in_eight_bits(tmp_path: Path) -> None:
+    """Also with a target that is not quantised, whose texts do not change."""
     head = tmp_path / "head"
     shutil.copytree(EMBEDDED / "head", head)
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -84,7 +84,7 @@ def test_other_quantizations_are_refused_in_one_line(saved: Path) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_scale_that_is_missing_is_named(saved: Path) -> None:
+def test_a_missing_scale_is_named(saved: Path) -> None:
     quantize_head(saved)
     stored = load_file(saved / "model.safetensors")
     del stored["fc.weight_scale"]

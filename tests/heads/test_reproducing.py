@@ -1,6 +1,6 @@
-"""A head that computes what the target computes drafts what the target writes, at every place and to any depth.
+"""A head that computes what the target computes drafts what the target writes, at every position and to any depth.
 
-The weights are made so that the head is a copy of the target. That pins down everything between the two: which token is paired with which
+The weights are made so that the head is a copy of the target. That tests everything between the two: which token is paired with which
 hidden state, positions, taps, the order of inputs of a fused layer, the vocabulary, and what is fed back.
 """
 
@@ -34,8 +34,8 @@ WIDTHS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def target() -> MistralForCausalLM:
-    """One layer that sees WINDOW tokens, so that a head, which never reads the first token, can know all it knows. Rows of its
-    embeddings have size 1 and norms weight 1, so that normalizing an embedding changes nothing."""
+    """A target with one layer that sees WINDOW tokens, so that a head, which never reads the first token, can compute the same. Rows of
+    its embeddings have size 1 and norms weight 1, so that normalizing an embedding changes nothing."""
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(**WIDTHS, sliding_window=WINDOW, tie_word_embeddings=False)).eval()
     for name, weight in model.named_parameters():
@@ -48,7 +48,7 @@ def target() -> MistralForCausalLM:
 
 @pytest.fixture(scope="module")
 def text(target: MistralForCausalLM) -> list[int]:
-    """What the target writes greedily after a random prompt."""
+    """A random prompt and the target's greedy text after it."""
     ids = torch.randint(0, VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(1))
     while ids.shape[1] < TEXT:
         ids = torch.cat((ids, target(ids, use_cache=False).logits[:, -1:].argmax(-1)), dim=1)
@@ -57,12 +57,12 @@ def text(target: MistralForCausalLM) -> list[int]:
 
 
 def features_of(target: MistralForCausalLM, text: list[int]) -> Tensor:
-    """The target's final states, [TEXT, H]."""
+    """[TEXT, H], the target's final states."""
     return target.model(torch.tensor([text]), use_cache=False).last_hidden_state[0]
 
 
 def accepted(head: EagleHead, target: MistralForCausalLM, text: list[int]) -> list[int]:
-    """How many of DEPTH drafts are the target's own tokens, after each history that ends in what it wrote."""
+    """How many of DEPTH draft tokens are right, after each history that ends in the target's text."""
     features, counts = features_of(target, text).repeat(1, len(head.config.taps)), []
     for length in range(PROMPT, TEXT - DEPTH):
         cache = cache_for(head, [TEXT])
@@ -85,7 +85,7 @@ def layer_tensors(target: MistralForCausalLM, index: int) -> dict[str, Tensor]:
 
 
 def eagle1(target: MistralForCausalLM) -> HeadCheckpoint:
-    """fc passes the embedding on, and the layer is the target's. EAGLE-1 leaves the final norm out, which changes no best token."""
+    """A head whose fc passes on the embedding, and whose layer is the target's. EAGLE-1 has no final norm, which changes no best token."""
     layer = LlamaConfig(**WIDTHS, layer_types=["sliding_attention"], sliding_window=WINDOW)
     config = EagleConfig(
         kind="eagle1",
@@ -107,8 +107,8 @@ def eagle1(target: MistralForCausalLM) -> HeadCheckpoint:
 
 
 def eagle3(target: MistralForCausalLM, ids: list[int], **settings: Any) -> HeadCheckpoint:
-    """The fused layer attends to its own row alone, by the angles of constant queries and keys, and gives the embedding of its token as
-    attention's value; the state before it is normalized to nothing. The second layer is the target's. ids: those it can draft."""
+    """A head whose fused layer attends only to its own row (by the angles of constant queries and keys) and outputs the embedding of its
+    token as the value; the state before it is normalized to zero. The second layer is the target's. ids: those it can draft."""
     layer = LlamaConfig(
         **{**WIDTHS, "num_hidden_layers": 2, "num_key_value_heads": 4},
         layer_types=["sliding_attention"] * 2,
@@ -142,7 +142,7 @@ def eagle3(target: MistralForCausalLM, ids: list[int], **settings: Any) -> HeadC
 
 
 def repeated_kv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With one head of keys and values for each head of queries."""
+    """The tensors with one key-value head for each query head."""
     for name in ("k_proj", "v_proj"):
         key = f"layers.1.self_attn.{name}.weight"
         tensors[key] = tensors[key].view(2, 8, HIDDEN).repeat_interleave(2, dim=0).reshape(HIDDEN, HIDDEN)
@@ -154,8 +154,8 @@ def test_an_eagle1_head_that_is_the_target_accepts_everything(target: MistralFor
     assert set(accepted(head, target, text)) == {DEPTH}
 
 
-def test_one_token_off_accepts_less(target: MistralForCausalLM, text: list[int]) -> None:
-    """The law above can fail: a layer that sees one token fewer is no copy."""
+def test_a_window_one_token_too_short_accepts_less(target: MistralForCausalLM, text: list[int]) -> None:
+    """A test of the test above: a layer that sees one token fewer is no copy."""
     head = EagleHead.of(eagle1(target), target.model.embed_tokens, target.lm_head, window=WINDOW - 1)
     counts = accepted(head, target, text)
     assert sum(counts) < 0.8 * DEPTH * len(counts)
@@ -165,7 +165,7 @@ def test_one_token_off_accepts_less(target: MistralForCausalLM, text: list[int])
 def test_an_eagle3_head_that_is_the_target_accepts_everything(
     target: MistralForCausalLM, text: list[int], norm_output: bool
 ) -> None:
-    """Over a reduced vocabulary, of the ids that the target writes."""
+    """With a reduced vocabulary of the ids that the target writes."""
     checkpoint = eagle3(target, sorted(set(text[PROMPT:])), norm_before_residual=True, norm_output=norm_output)
     head = EagleHead.of(checkpoint, target.model.embed_tokens, target.lm_head)
     assert set(accepted(head, target, text)) == {DEPTH}
@@ -178,20 +178,20 @@ def test_a_wrong_residual_accepts_less(target: MistralForCausalLM, text: list[in
 
 
 def test_medusa_heads_that_are_the_target_accept_everything() -> None:
-    """The target's next token is a function of its last one, next_id; head h knows it h + 2 times over."""
+    """The target's next token is a function of its last one, next_id; head h applies it h + 2 times."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.linalg.qr(torch.randn(VOCAB, VOCAB, generator=generator)).Q
     next_id = torch.randperm(VOCAB, generator=generator)
     after, lm_heads = next_id, {}
     for head in range(4):
-        after = next_id[after]  # the token head + 2 places after each
+        after = next_id[after]  # the token head + 2 positions after each
         lm_heads[f"lm_heads.{head}.weight"] = rows[torch.argsort(after)]
     blocks = {f"blocks.{head}.0.weight": torch.zeros(VOCAB, VOCAB) for head in range(4)}
     config = MedusaConfig(
         num_heads=4, block_bias=False, target_hidden_size=VOCAB, vocab_size=VOCAB, draft_vocab_size=VOCAB
     )
     heads = MedusaHead.of(HeadCheckpoint(config, {**blocks, **lm_heads}), lambda x: x)
-    drafted = heads(rows).argmax(-1)  # of the token of each row, its hidden state being its row
+    drafted = heads(rows).argmax(-1)  # after the token of each row, whose hidden state is that row
     written = [next_id]
     for _ in range(4):
         written.append(next_id[written[-1]])

@@ -1,4 +1,4 @@
-"""What is saved is what is loaded, and what speculators itself writes."""
+"""Saved heads can be loaded again, and have the form that speculators itself writes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_saved_head_is_loaded_again(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SPECULATORS)
-def test_files_have_the_keys_that_speculators_writes(name: str, tmp_path: Path) -> None:
+def test_files_have_the_keys_of_speculators(name: str, tmp_path: Path) -> None:
     head = head_of(name, tmp_path / "given")
     save_eagle3(head, tmp_path / "saved", "target", ["LlamaForCausalLM"], torch.float32)
     written, theirs = json.loads((tmp_path / "saved" / "config.json").read_text()), golden(name).config
@@ -46,7 +46,7 @@ def test_files_have_the_keys_that_speculators_writes(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["medusa", "medusa_two_blocks"])
 def test_saved_medusa_heads_are_loaded_again(name: str, tmp_path: Path) -> None:
-    """In the form of vLLM, whose keys they have."""
+    """In vLLM's form, with its keys."""
     given = load_head(str(golden(name).save(tmp_path / "given", "medusa_lm_head.pt")), TARGET)
     save_medusa(MedusaHead.of(given, _none), tmp_path / "saved", "target", torch.float32)
     loaded = load_head(str(tmp_path / "saved"), TARGET)
@@ -56,7 +56,7 @@ def test_saved_medusa_heads_are_loaded_again(name: str, tmp_path: Path) -> None:
     assert load_file(tmp_path / "saved" / "model.safetensors").keys() == as_vllm(golden(name)).tensors.keys()
 
 
-def test_a_shared_lm_head_and_a_part_of_the_vocabulary_are_saved(tmp_path: Path) -> None:
+def test_a_shared_lm_head_and_a_reduced_vocabulary_are_saved(tmp_path: Path) -> None:
     ids = torch.tensor([1, 4, 9])
     config = MedusaConfig(
         num_heads=2, shares_lm_head=True, target_hidden_size=16, vocab_size=32, draft_vocab_size=3, target_ids=ids
@@ -77,6 +77,6 @@ def _none(_: Tensor) -> Tensor:
     raise AssertionError("these heads have an lm_head of their own")
 
 
-def test_what_the_form_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_heads_that_the_form_cannot_represent_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="EAGLE-3 heads that read layer inputs, not eagle1"):
         save_eagle3(head_of("safeailab_eagle1", tmp_path), tmp_path / "saved", "target", [])

@@ -1,4 +1,4 @@
-"""What training computes is what the engine computes: at every position of a text, several drafted tokens deep."""
+"""Training computes what the engine computes, at every position of a text and for several draft tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_STEPS = 3
 
 @torch.inference_mode()
 def drafted_behind(head: EagleHead, ids: list[int], features: Tensor, position: int) -> list[Tensor]:
-    """The logits of a drafter that reads the first tokens with features, and the following ones with its own states."""
+    """The logits of a drafter that reads the first tokens with features and the following ones with its own states."""
     cache = cache_for(head, [64])
     count = position + 1
     reading = head.read([Read(0, ids[:count], 1)], head.fuse(features[:count]), cache)
@@ -33,7 +33,7 @@ def drafted_behind(head: EagleHead, ids: list[int], features: Tensor, position: 
 
 @pytest.mark.parametrize("name", FORMS)
 @torch.inference_mode()
-def test_every_row_of_every_step_is_the_engines(name: str, tmp_path: Path) -> None:
+def test_every_row_of_every_step_equals_the_engines(name: str, tmp_path: Path) -> None:
     case, head = golden(name), head_of(name, tmp_path)
     features = case.inputs["features"]
     ids = case.inputs["ids"].tolist()[: len(features)]

@@ -1,4 +1,4 @@
-"""What training computes of a block drafter against what the engine computes of it: the same numbers."""
+"""Training of block drafters computes the same numbers as the engine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ANCHORS = (1, 3, 6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_block_behind_each_anchor_is_the_engines(name: str, tmp_path: Path) -> None:
-    """Of two texts at once, each draft given the text's own tokens."""
+def test_a_block_after_each_anchor_equals_the_engines(name: str, tmp_path: Path) -> None:
+    """For two texts at once, with each draft given the text's own tokens."""
     case, head = golden(name), head_of(golden(name), tmp_path)
     features, ids = case.inputs["features"], case.inputs["ids"][:-1]
     both = torch.stack([ids, ids.flip(0)]), torch.stack([features, features.flip(0)])
@@ -33,7 +33,7 @@ def test_a_block_behind_each_anchor_is_the_engines(name: str, tmp_path: Path) ->
 
 
 def engine_logits(head: DFlashHead, features: torch.Tensor, ids: list[int], anchor: int) -> list[torch.Tensor]:
-    """[D] of each place that is inside the text."""
+    """[D], the logits at each position that is inside the text."""
     cache, first = cache_for(head), head.config.first_row
     head.inject(cache.region(0), ids[:anchor], features[:anchor])
     reading = head.read([0], [ids[anchor]], cache)

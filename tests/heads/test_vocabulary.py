@@ -1,4 +1,4 @@
-"""Tables of reduced vocabularies: what is read, and what is refused."""
+"""Tables of reduced vocabularies: how they are read, and which are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_offsets_become_ids(t2d: Tensor | None) -> None:
     assert not table.notes
 
 
-def test_ids_are_taken_as_ids_and_it_is_said() -> None:
+def test_a_table_of_ids_is_read_as_ids_with_a_note() -> None:
     table = read_table(IDS, MARKS, 4, V)
     assert table.target_ids is not None
     assert table.target_ids.tolist() == IDS.tolist()
@@ -41,19 +41,19 @@ def test_ids_are_taken_as_ids_and_it_is_said() -> None:
     assert not table.candidates
 
 
-def test_ids_without_marks_are_found_where_offsets_cannot_be() -> None:
-    table = read_table(torch.tensor([0, 3, 5, 11]), None, 4, V)  # 11 + 3 is no id
+def test_without_t2d_a_table_that_cannot_be_offsets_is_read_as_ids() -> None:
+    table = read_table(torch.tensor([0, 3, 5, 11]), None, 4, V)  # as an offset, 11 + 3 would be no id
     assert table.target_ids is not None
     assert table.target_ids.tolist() == [0, 3, 5, 11]
 
 
-def test_a_table_of_two_readings_has_two_candidates() -> None:
+def test_an_ambiguous_table_has_two_candidates() -> None:
     table = read_table(torch.tensor([1, 2, 3, 5]), None, 4, V)
     assert [candidate.tolist() for candidate in table.candidates] == [[1, 3, 5, 8], [1, 2, 3, 5]]
 
 
 @given(st.sets(st.integers(0, V - 1), min_size=1, max_size=V - 1))
-def test_any_set_of_ids_survives_as_offsets_and_as_ids(ids: set[int]) -> None:
+def test_any_set_of_ids_can_be_read_from_offsets_and_from_ids(ids: set[int]) -> None:
     columns = torch.tensor(sorted(ids))
     marks = torch.zeros(V, dtype=torch.bool)
     marks[columns] = True
@@ -68,7 +68,7 @@ def test_a_whole_vocabulary_needs_no_table() -> None:
         assert read_table(d2t, t2d, V, V).target_ids is None
 
 
-def test_marks_alone_are_a_table() -> None:
+def test_t2d_alone_is_enough() -> None:
     table = read_table(None, MARKS, 4, V)
     assert table.target_ids is not None
     assert table.target_ids.tolist() == IDS.tolist()
@@ -93,13 +93,13 @@ def test_a_table_of_another_vocabulary_is_refused() -> None:
     assert "does not mark" in refusal(None, torch.roll(MARKS, 1) | MARKS)
 
 
-def test_a_table_of_another_size_is_refused() -> None:
+def test_a_table_of_a_wrong_size_is_refused() -> None:
     assert "[4]" in refusal(OFFSETS[:3], MARKS)
     assert "[12]" in refusal(OFFSETS, MARKS[:8])
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 1, 3], [0, 1, 2, 12], [-1, 1, 2, 3]])
-def test_a_map_of_ids_must_hold_different_ids(ids: list[int]) -> None:
+def test_a_map_of_ids_must_have_distinct_ids(ids: list[int]) -> None:
     with pytest.raises(ModelError, match="4 different ids below 12"):
         check_ids(torch.tensor(ids), "token_map", 4, V)
 

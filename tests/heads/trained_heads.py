@@ -1,4 +1,4 @@
-"""An EAGLE-3 head for the embedded target, trained for a minute or two: enough to draft far better than at random."""
+"""An EAGLE-3 head for the embedded target, trained for a minute or two, which is enough to draft far better than a random one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODULES = ("argparse", "ast", "calendar", "csv", "difflib", "heapq", "inspect",
 
 
 def train_small_head(folder: Path) -> Path:
-    """In speculators' form, with norm_before_residual, and half of the vocabulary."""
+    """Train a head in speculators' form, with norm_before_residual and half of the vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     texts, library = folder / "texts.txt", Path(sysconfig.get_paths()["stdlib"])
     texts.write_text("\n<|endoftext|>\n".join((library / f"{name}.py").read_text() for name in _MODULES))

@@ -1,4 +1,4 @@
-"""The compiled kernels, where this machine has them."""
+"""Fixtures with the compiled kernels, if this machine has any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foredraft.kernels.start import usable_instructions
 
 @pytest.fixture(scope="session", params=INSTRUCTIONS)
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """By all instructions that the processor has, not only by the fastest."""
+    """The kernels for each instruction set that the processor has, not only for the fastest."""
     if load_kernels() is None:
         pytest.skip(f"no compiled kernels here: {why_none()}")
     if request.param not in usable_instructions():
@@ -24,7 +24,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Toy products are slower on many threads; a test of threads sets their number itself."""
+    """Use one thread: toy products are slower on many. Tests of threads set their number themselves."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Attention over caches: against a formula in float64, and what a row's bits depend on."""
+"""Attention over caches, compared with a formula in float64, and what the bits of a row depend on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BF16 = torch.bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """num_kv key heads, each for `groups` query heads."""
+    """num_kv key-value heads, each with `groups` query heads."""
 
     num_kv: int
     groups: int
@@ -26,7 +26,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """query: [Hq, R, Dk]; keys, values: [H, capacity, D], of which start + R count; mask: [R, N] or None. num_seen: see AttentionSpan."""
+    """query: [Hq, R, Dk]; keys, values: [H, capacity, D], start + R of them used; mask: [R, N] or None. num_seen: see AttentionSpan."""
 
     start: int
     query: Tensor
@@ -44,7 +44,7 @@ class Sequence:
         return self.num_seen or self.start + self.num_rows
 
     def rows(self, first: int, last: int) -> Sequence:
-        """The same sequence, these rows read alone."""
+        """The same sequence, with only these rows to be read."""
         mask = None if self.mask is None else self.mask[first:last]
         return replace(self, start=self.start + first, query=self.query[:, first:last], mask=mask)
 
@@ -70,7 +70,7 @@ def sequence(heads: Heads, start: int, num_rows: int, *, seed: int = 0, has_mask
 
 
 def attend(kernels: Kernels, sequences: list[Sequence], shape: AttentionShape) -> list[Tensor]:
-    """All in one call. -> [R, Hq, Dv] of each"""
+    """Attend in one call. -> [R, Hq, Dv] for each sequence"""
     spans, first = [], 0
     for s in sequences:
         padded = -(-s.end // 16) * 16
@@ -127,7 +127,7 @@ SHAPES = [{}, {"window": 1}, {"window": 7}, {"window": 16}, {"softcap": 2.0}, {"
 @pytest.mark.parametrize("has_mask", [False, True])
 @pytest.mark.parametrize("settings", SHAPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_the_formula_for_spans_of_different_lengths_in_one_call(
+def test_spans_of_different_lengths_in_one_call_follow_the_formula(
     kernels: Kernels, heads: Heads, settings: dict[str, float], has_mask: bool, has_sinks: bool
 ) -> None:
     sinks = torch.randn(heads.num_kv * heads.groups) if has_sinks else None
@@ -138,7 +138,7 @@ def test_the_formula_for_spans_of_different_lengths_in_one_call(
 
 
 @pytest.mark.parametrize("start", [1000, 1023, 4090])
-def test_the_formula_over_many_keys(kernels: Kernels, start: int) -> None:
+def test_attention_over_many_keys_follows_the_formula(kernels: Kernels, start: int) -> None:
     s = sequence(Heads(2, 2, 64, 64), start, 9)
     shape = AttentionShape(0.125)
     assert_near(attend(kernels, [s], shape)[0], formula(s, shape))
@@ -147,7 +147,7 @@ def test_the_formula_over_many_keys(kernels: Kernels, start: int) -> None:
 @pytest.mark.parametrize("settings", [{}, {"window": 11}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("has_mask", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_a_row_has_the_same_bits_in_every_company_cut_and_number_of_threads(
+def test_a_row_has_the_same_bits_in_every_batch_chunk_and_number_of_threads(
     kernels: Kernels, heads: Heads, has_mask: bool, settings: dict[str, float]
 ) -> None:
     shape = AttentionShape(heads.key_width**-0.5, **settings)
@@ -159,12 +159,12 @@ def test_a_row_has_the_same_bits_in_every_company_cut_and_number_of_threads(
         for ends in ([0, 5, 6, 9, 23, 24, 40], range(41)):
             cuts = [s.rows(a, b) for a, b in pairwise(ends)]
             assert torch.equal(torch.cat([attend(kernels, [cut], shape)[0] for cut in cuts]), whole)
-            # behind each other in one call too: the keys are all there
+            # consecutive parts in one call too, since all keys are there
             assert torch.equal(torch.cat(attend(kernels, cuts, shape)), whole)
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_what_lies_behind_a_span_in_the_cache_is_not_seen(kernels: Kernels, heads: Heads) -> None:
+def test_what_is_after_a_span_in_the_cache_is_not_seen(kernels: Kernels, heads: Heads) -> None:
     for start, num_rows in SPANS:
         s = sequence(heads, start, num_rows)
         shape = AttentionShape(heads.key_width**-0.5)
@@ -176,8 +176,8 @@ def test_what_lies_behind_a_span_in_the_cache_is_not_seen(kernels: Kernels, head
 
 
 @pytest.mark.parametrize("width", [16, 20])
-def test_queries_may_lie_in_memory_in_any_order(kernels: Kernels, width: int) -> None:
-    """Models hand over [T, Hq, D] seen as [Hq, T, D], sometimes with more between."""
+def test_queries_may_have_any_strides(kernels: Kernels, width: int) -> None:
+    """Models pass [T, Hq, D] viewed as [Hq, T, D], sometimes with gaps."""
     heads = Heads(2, 3, width, 24)
     s = sequence(heads, 30, 11)
     shape = AttentionShape(0.3)
@@ -203,7 +203,7 @@ def test_rows_of_no_span_are_zero(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize("where", ["query", "key", "value"])
-def test_nan_comes_out_as_nan_where_it_is_seen(kernels: Kernels, where: str, width: int) -> None:
+def test_visible_nan_gives_nan(kernels: Kernels, where: str, width: int) -> None:
     heads = Heads(2, 2, width, width)
     s = sequence(heads, 20, 4)
     (good,) = attend(kernels, [s], AttentionShape(0.25))
@@ -217,14 +217,14 @@ def test_nan_comes_out_as_nan_where_it_is_seen(kernels: Kernels, where: str, wid
         return
     {"key": s.keys, "value": s.values}[where][1, 7] = torch.nan
     out = attend(kernels, [s], AttentionShape(0.25))[0]
-    assert out[:, 2:].isnan().all()  # the queries of the second key head
+    assert out[:, 2:].isnan().all()  # the queries of the second key-value head
     assert torch.equal(out[:, :2], good[:, :2])
 
 
 @pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_nan_that_a_row_may_not_see_does_not_reach_it(kernels: Kernels, bad: float, width: int) -> None:
-    """A later row of the same pass, a draft token say, spoils itself and those behind it."""
+def test_masked_nan_does_not_affect_a_row(kernels: Kernels, bad: float, width: int) -> None:
+    """A later row of the same pass, such as a draft token, only affects itself and the rows after it."""
     s = sequence(Heads(1, 2, width, width), 20, 4)
     (good,) = attend(kernels, [s], AttentionShape(0.25))
     s.keys[:, 22], s.values[:, 22] = torch.nan, bad
@@ -235,7 +235,7 @@ def test_nan_that_a_row_may_not_see_does_not_reach_it(kernels: Kernels, bad: flo
 
 @pytest.mark.parametrize("settings", [{}, {"window": 70}, {"window": 3}], ids=str)
 @pytest.mark.parametrize("heads", [Heads(1, 3, 64, 64), Heads(2, 1, 40, 24)], ids=str)
-def test_a_row_of_a_long_prompt_has_the_bits_that_it_has_alone(
+def test_a_row_of_a_long_prompt_has_the_same_bits_alone(
     kernels: Kernels, heads: Heads, settings: dict[str, float]
 ) -> None:
     shape = AttentionShape(heads.key_width**-0.5, **settings)
@@ -248,10 +248,10 @@ def test_a_row_of_a_long_prompt_has_the_bits_that_it_has_alone(
 
 @pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize("num_rows", [1, 40])
-def test_nan_that_the_window_has_left_behind_does_not_reach_a_row(kernels: Kernels, num_rows: int, width: int) -> None:
+def test_nan_outside_the_window_does_not_affect_a_row(kernels: Kernels, num_rows: int, width: int) -> None:
     s, shape = sequence(Heads(1, 3, width, width), 20, num_rows), AttentionShape(0.25, window=5)
     (good,) = attend(kernels, [s], shape)
-    s.keys[:, 16], s.values[:, 16] = torch.nan, torch.nan  # position 20 is the last that sees it
+    s.keys[:, 16], s.values[:, 16] = torch.nan, torch.nan  # position 20 is the last one that sees it
     (out,) = attend(kernels, [s], shape)
     assert out[0].isnan().all()
     assert torch.equal(out[1:], good[1:])
@@ -263,10 +263,10 @@ FARTHEST = (3, 20, 128)
 @pytest.mark.parametrize("num_seen", [0, 1, 37, 100])
 @pytest.mark.parametrize("farthest", FARTHEST)
 @pytest.mark.parametrize("heads", [Heads(4, 1, 64, 64), Heads(2, 3, 40, 24)], ids=str)
-def test_a_bias_by_distance_and_keys_that_all_rows_see(
+def test_relative_bias_and_bidirectional_keys_follow_the_formula(
     kernels: Kernels, heads: Heads, farthest: int, num_seen: int
 ) -> None:
-    """T5's attention, of a decoder, of an encoder, and to a source; the bits of a row that is read alone, too."""
+    """T5's attention in a decoder, in an encoder, and to a source. Rows have the same bits alone."""
     bias = torch.randn(heads.num_kv * heads.groups, 2 * farthest + 1, generator=torch.Generator().manual_seed(5))
     shape = AttentionShape(0.3, bias=bias)
     sequences = [replace(sequence(heads, *span, seed=i), num_seen=num_seen) for i, span in enumerate(SPANS)]
@@ -277,7 +277,7 @@ def test_a_bias_by_distance_and_keys_that_all_rows_see(
             assert torch.equal(attend(kernels, [s.rows(row, row + 1)], shape)[0][0], ours[row])
 
 
-def test_what_lies_behind_the_keys_that_all_rows_see_is_not_seen(kernels: Kernels) -> None:
+def test_what_is_after_bidirectional_keys_is_not_seen(kernels: Kernels) -> None:
     for num_rows in (1, 9):
         s = replace(sequence(Heads(2, 1, 64, 64), 0, num_rows), num_seen=21)
         (expected,) = attend(kernels, [s], AttentionShape(0.25))

@@ -1,4 +1,4 @@
-"""One library for each source, compiler and flags; and one line where there can be none."""
+"""There is one library for each source, compiler and set of flags, and a one-line reason if there can be none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foredraft.kernels.native import Kernels
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One that counts its calls in a file beside it, and compiles nothing."""
+    """A fake compiler that counts its calls in a file beside it, and compiles nothing."""
     script = tmp_path / "fake-c++"
     script.write_text(
         "#!/bin/sh\n"
@@ -36,7 +36,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def _fresh_outcome() -> Iterator[None]:
-    """load_kernels asks once per process: what a test made it find must not stay."""
+    """load_kernels caches its result, which must not last beyond a test."""
     known = start._outcome
     start._outcome.cache_clear()
     yield
@@ -49,7 +49,7 @@ def num_calls(compiler: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_it_is_compiled_once_and_nothing_else_is_left(compiler: Path, tmp_path: Path) -> None:
+def test_a_library_is_compiled_once_and_leaves_no_other_file(compiler: Path, tmp_path: Path) -> None:
     cache = tmp_path / "deep" / "cache"
     built = library("avx2", cache)
     before = built.stat().st_mtime_ns
@@ -60,7 +60,7 @@ def test_it_is_compiled_once_and_nothing_else_is_left(compiler: Path, tmp_path: 
     assert stat.S_IMODE(cache.stat().st_mode) & 0o022 == 0
 
 
-def test_the_name_follows_source_flags_and_compiler(
+def test_the_librarys_name_depends_on_source_flags_and_compiler(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [library("avx2", tmp_path / "cache").name]
@@ -80,8 +80,10 @@ def test_the_name_follows_source_flags_and_compiler(
     assert num_calls(compiler) == 5
 
 
-def test_every_included_file_counts(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them lie beside kernels.cpp, so that they are packaged, and a change to any of them builds anew."""
+def test_the_librarys_name_depends_on_every_included_file(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are beside kernels.cpp, so that they are packaged, and a change to any of them causes a rebuild."""
     text = "".join(path.read_text() for path in [*build.SOURCES.glob("*.h"), *build.SOURCES.glob("*.cpp")])
     included = set(re.findall(r'#include "(.+)"', text))
     names = {library("avx2", tmp_path / "cache").name}
@@ -99,7 +101,7 @@ def test_the_users_cache_is_where_xdg_says(compiler: Path, tmp_path: Path, monke
     assert library("avx2").parent == tmp_path / "xdg" / "foredraft"
 
 
-def test_a_cache_that_cannot_be_written_falls_through(
+def test_with_an_unwritable_cache_the_next_folder_is_used(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -111,7 +113,7 @@ def test_a_cache_that_cannot_be_written_falls_through(
         library("avx2")
 
 
-def test_what_somebody_else_left_is_not_run(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_library_is_not_loaded(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = library("avx2", tmp_path / "cache")
     monkeypatch.setattr(build.os, "getuid", lambda: os.geteuid() + 1)
     with pytest.raises(BuildError):
@@ -136,8 +138,8 @@ def test_without_a_compiler_there_is_one_line_and_no_kernels(
 
 
 @pytest.mark.usefixtures("_fresh_outcome")
-def test_what_cannot_be_built_is_followed_by_what_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the compiler is older than the processor."""
+def test_if_an_instruction_set_cannot_be_built_the_next_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a compiler that is older than the processor."""
     usable = start.usable_instructions()
 
     def none_but_the_last(instructions: str) -> Path:
@@ -160,9 +162,7 @@ def test_a_compiler_that_fails_gives_one_line(compiler: Path, tmp_path: Path, co
 
 
 @pytest.mark.usefixtures("_fresh_outcome")
-def test_a_library_that_is_none_gives_no_kernels(
-    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_library_gives_no_kernels(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(start, "usable_instructions", lambda: ["avx2"])
     assert start.load_kernels() is None
@@ -171,7 +171,7 @@ def test_a_library_that_is_none_gives_no_kernels(
 
 @pytest.mark.usefixtures("_fresh_outcome")
 def test_a_user_without_a_home_gets_kernels_or_a_reason(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs under a number of its own."""
+    """As in a container that runs with an arbitrary user id."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
     def homeless() -> Path:
@@ -185,7 +185,7 @@ def test_a_user_without_a_home_gets_kernels_or_a_reason(compiler: Path, monkeypa
 
 
 class Wrong:
-    """Kernels with one fault."""
+    """Kernels with a fault."""
 
     def __init__(self, kernels: Kernels, *, is_exact: bool) -> None:
         self.pack = kernels.pack
@@ -203,7 +203,7 @@ def test_the_self_test_passes_here_and_notices_faults(kernels: Kernels) -> None:
 
 
 class WrongInGroups(Wrong):
-    """Right for every weight without groups of inputs."""
+    """Kernels that are right only for weights without groups of inputs."""
 
     def linear(self, matrix: object, x: torch.Tensor) -> torch.Tensor:
         out = self._kernels.linear(matrix, x)  # type: ignore[arg-type]
@@ -241,13 +241,13 @@ def test_the_self_test_covers_what_families_need_of_attention(kernels: Kernels, 
 @pytest.mark.slow
 @pytest.mark.parametrize("instructions", build.INSTRUCTIONS)
 def test_the_real_compiler_makes_every_library(instructions: str, tmp_path: Path) -> None:
-    """Also those that this processor cannot run. The one that it runs has been made already, for all tests."""
+    """Also those that this processor cannot run. The one that it uses was already built for all tests."""
     is_made = start.load_kernels() is not None and instructions == start.usable_instructions()[0]
     assert (library(instructions) if is_made else library(instructions, tmp_path)).stat().st_size > 0
 
 
 @pytest.mark.usefixtures("_fresh_outcome")
-def test_the_fastest_instructions_are_taken_that_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_available_instructions_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def flags(text: str) -> list[str]:
         monkeypatch.setattr(start.Path, "read_text", lambda _: f"model name : some\nflags\t\t: {text}\nbugs :\n")
         return start.usable_instructions()

@@ -1,4 +1,4 @@
-"""Chains whose rows are corrected by the token before, against the same steps one by one. Factors are small whole numbers: sums are exact."""
+"""Chains whose rows are corrected by the token before, compared with single steps. Factors are small integers, so sums are exact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEFORE = (3, 0, 11, 5)
 
 
 class Case(NamedTuple):
-    """second: [D, rank], unpacked. logits: of all chains one after another, with a row of another's between them."""
+    """second: [D, rank], unpacked. logits: those of all chains, separated by unrelated rows."""
 
     first: Tensor
     second: Tensor
@@ -31,7 +31,7 @@ class Case(NamedTuple):
         return MarkovFactors(self.first, kernels.pack(self.second), self.target_ids)
 
     def row(self, row: int, previous: int) -> Tensor:
-        """[1, V], by ids of the target."""
+        """[1, V], the corrected logits of one step, by ids of the target."""
         logits = self.logits[row] + self.second @ self.first[previous]
         if self.target_ids is None:
             return logits[None]
@@ -75,7 +75,7 @@ def one_by_one(kernels: Kernels, given: Case, specs: list[DrawSpec], vocab_size:
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_tokens_are_those_of_steps_one_by_one(kernels: Kernels, name: str, num_threads: int) -> None:
+def test_tokens_are_those_of_single_steps(kernels: Kernels, name: str, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     given = CASES[name]
     vocab_size = min(200, given.logits.shape[1]) if given.target_ids is None else 200
@@ -88,7 +88,7 @@ def test_tokens_are_those_of_steps_one_by_one(kernels: Kernels, name: str, num_t
         assert tokens == one_by_one(kernels, given, specs, vocab_size)
 
 
-def test_laws_of_drawn_tokens_are_those_given_the_token_before(kernels: Kernels) -> None:
+def test_distributions_of_drawn_tokens_are_those_given_the_token_before(kernels: Kernels) -> None:
     given = CASES["full"]
     specs = [DrawSpec(4.0, uniforms=[0.5] * length) for length in LENS]
     tokens, probs, ids = kernels.choose_chains(given.logits, given.factors(kernels), given.chains, 200, specs)
@@ -101,7 +101,7 @@ def test_laws_of_drawn_tokens_are_those_given_the_token_before(kernels: Kernels)
             torch.testing.assert_close(next(laws).double(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_chain_does_not_see_the_others(kernels: Kernels) -> None:
+def test_chains_are_independent(kernels: Kernels) -> None:
     given = CASES["full"]
     specs = [DrawSpec(2.0, keys=stream_keys(chain, 0, 9, 7)) for chain in range(len(LENS))]
     factors = given.factors(kernels)
@@ -120,7 +120,7 @@ def test_a_row_with_a_nan_ends_its_chain(kernels: Kernels) -> None:
     assert cut == [*whole[:2], whole[2][:3], whole[3]]
 
 
-def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:
+def test_inconsistent_arguments_are_refused(kernels: Kernels) -> None:
     given = CASES["full"]
     factors, specs = given.factors(kernels), [DrawSpec()] * 4
 

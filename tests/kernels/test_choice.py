@@ -1,4 +1,4 @@
-"""The largest of a row, and the most likely: against sorting in float64, with ties, infinities and NaN."""
+"""The largest and the most likely ids of a row, compared with sorting in float64, with ties, infinities and NaN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTHS = [*range(1, 36), 63, 64, 65, 100, 127, 128, 129, 199, 200, 4095, 4096, 4
 
 
 def random_logits(num_rows: int, width: int, levels: int = 10**9, seed: int = 0) -> Tensor:
-    """levels: how many different numbers there are."""
+    """Random logits. levels: how many different values they have."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-levels, levels, (num_rows, width), generator=generator).float() * (8 / levels)
 
@@ -52,7 +52,7 @@ def test_argmax_of_nan_and_of_infinities(kernels: Kernels, width: int, dtype: to
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_rows_do_not_see_each_other(kernels: Kernels, num_threads: int) -> None:
+def test_rows_are_independent(kernels: Kernels, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     x = random_logits(9, 30_000)
     x[4, 77] = torch.nan
@@ -76,7 +76,7 @@ def test_rows_do_not_see_each_other(kernels: Kernels, num_threads: int) -> None:
     hidden=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_most_likely_are_those_of_a_sort_in_float64(
+def test_the_most_likely_ids_are_those_of_a_sort_in_float64(
     kernels: Kernels, width: int, levels: int, temperature: float, count: int, hidden: bool, seed: int
 ) -> None:
     count = min(count, width)
@@ -104,8 +104,8 @@ def test_each_row_has_its_own_temperature(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("width", [3, 70, 6000])
-def test_laws_that_are_none_are_nan_in_every_place(kernels: Kernels, width: int) -> None:
-    """Nothing but -inf, or a NaN: the draw reports such rows."""
+def test_rows_without_a_distribution_are_nan_everywhere(kernels: Kernels, width: int) -> None:
+    """Rows of only -inf, or with a NaN; the draw reports them."""
     x = random_logits(3, width)
     x[0] = -torch.inf
     x[1, width - 1] = torch.nan
@@ -116,7 +116,7 @@ def test_laws_that_are_none_are_nan_in_every_place(kernels: Kernels, width: int)
     assert ((ids >= 0) & (ids < width)).all()
 
 
-def test_rows_that_are_not_contiguous(kernels: Kernels) -> None:
+def test_rows_need_not_be_contiguous(kernels: Kernels) -> None:
     x = random_logits(4, 300)
     assert torch.equal(kernels.argmax(x[:, 7:150]), kernels.argmax(x[:, 7:150].contiguous()))
     assert torch.equal(
@@ -135,7 +135,7 @@ CUTS = [None, (0, 0.9, 0.0), (3, 1.0, 0.0), (20, 0.7, 0.02)]
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_what_is_chosen_is_what_float64_would_choose(
+def test_chosen_ids_are_those_of_float64(
     kernels: Kernels,
     width: int,
     cut: tuple[int, float, float] | None,
@@ -143,7 +143,7 @@ def test_what_is_chosen_is_what_float64_would_choose(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    """One uniform number, one key, and none: up to 1e-5, by which a border or a tie may lie elsewhere."""
+    """With a uniform number, with a key, and greedily; up to 1e-5, within which a border or tie may be decided differently."""
     x = random_logits(3, width, seed=seed).to(dtype)
     uniform = torch.rand(1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).item()
     (key,) = stream_keys(seed, 1, 2, 1)
@@ -151,7 +151,7 @@ def test_what_is_chosen_is_what_float64_would_choose(
     drawn, heard, greedy = kernels.choose(x, specs).tolist()
     assert greedy == first_largest(x)[2]
     if cut is not None and dtype == torch.bfloat16:
-        return  # which of equals at the border stay is not for the oracle to say
+        return  # the reference does not decide which of equal logits at the border are kept
     top_k, top_p, min_p = cut or (0, 1.0, 0.0)
     laws = [dense_law(row.double(), temperature, top_k, top_p, min_p) for row in x]
     order = x[0].double().argsort(descending=True, stable=True) if cut else torch.arange(width)
@@ -164,7 +164,7 @@ def test_what_is_chosen_is_what_float64_would_choose(
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_row_that_is_no_law_chooses_nothing(kernels: Kernels, cut: tuple[int, float, float] | None) -> None:
+def test_a_row_without_a_distribution_chooses_nothing(kernels: Kernels, cut: tuple[int, float, float] | None) -> None:
     x = random_logits(4, 90)
     x[0], x[1, 88], x[2, 0] = -torch.inf, torch.nan, torch.inf
     assert kernels.choose(x, [DrawSpec(1.0, cut, uniforms=[0.5])] * 4).tolist()[:3] == [-1, -1, -1]

@@ -1,4 +1,4 @@
-"""Products with weights whose scales are of groups of inputs: against plain numbers, for every layout, and what a row's bits depend on."""
+"""Products with weights that have scales by groups of inputs, compared with plain numbers, and what the bits of a row depend on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".jo
 def random_weight(
     n: int, num_groups: int, layout: tuple[int, int, bool, Tensor | None], *, seed: int = 0, largest: float = 1.0
 ) -> QuantizedWeight:
-    """Scales, and the offsets of unsigned codes, are numbers that float16 has."""
+    """A random weight whose scales and offsets float16 can represent."""
     bits, group, has_offsets, levels = layout
     generator = torch.Generator().manual_seed(seed)
     most = 1 << (bits - 1)
@@ -49,8 +49,8 @@ def random_rows(num_rows: int, k: int, seed: int = 1) -> Tensor:
 
 
 def error(kernels: Kernels, weight: QuantizedWeight, x: Tensor) -> float:
-    """The largest error of a row [1, k], relative to the sum of the magnitudes that were added. A bias takes the expected result
-    away before it is rounded to bfloat16."""
+    """The largest error of a row [1, k], relative to the sum of the magnitudes of the terms. A bias subtracts the expected result before
+    the rounding to bfloat16."""
     expected = linear_grouped(weight, x, kernels.pack(weight).row_steps)
     rest = kernels.linear(kernels.pack(weight, -expected[0].float()), x).double() + (expected.float() - expected)
     size = x.double().abs() @ weight.dequantized().double().abs().T
@@ -72,7 +72,7 @@ def test_products_are_those_of_plain_numbers(kernels: Kernels, layout: tuple[int
     extreme=st.sampled_from([1.0, 1e-20, 1e20]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_products_of_any_shape(
+def test_products_of_any_shape_are_right(
     kernels: Kernels,
     layout: tuple[int, int, bool, Tensor | None],
     n: int,
@@ -100,7 +100,7 @@ def test_the_largest_codes_do_not_saturate(kernels: Kernels, bits: int, group: i
 
 
 @by_layout
-def test_a_row_has_the_same_bits_in_every_company_on_every_number_of_threads(
+def test_a_row_has_the_same_bits_in_every_batch_and_number_of_threads(
     kernels: Kernels, layout: tuple[int, int, bool, Tensor | None]
 ) -> None:
     matrix = kernels.pack(random_weight(200, 2, layout), torch.randn(200))
@@ -113,14 +113,14 @@ def test_a_row_has_the_same_bits_in_every_company_on_every_number_of_threads(
 
 
 @by_layout
-def test_packed_rows_are_the_weight(kernels: Kernels, layout: tuple[int, int, bool, Tensor | None]) -> None:
+def test_packed_rows_can_be_unpacked(kernels: Kernels, layout: tuple[int, int, bool, Tensor | None]) -> None:
     weight = random_weight(100, 3, layout)
     ids = torch.tensor([[99, 0, 64], [63, 1, 64]])
     rows = kernels.rows(kernels.pack(weight), ids)
     torch.testing.assert_close(rows, weight.dequantized()[ids], rtol=1e-6, atol=1e-6)
 
 
-def test_packed_rows_of_other_formats_are_the_weight(kernels: Kernels) -> None:
+def test_packed_rows_of_other_formats_can_be_unpacked(kernels: Kernels) -> None:
     weight = torch.randn(100, 37)
     ids = torch.arange(100)
     assert torch.equal(kernels.rows(kernels.pack(weight), ids), weight.bfloat16().float())
@@ -140,7 +140,7 @@ def test_blocks_of_rows_give_the_matrix_of_the_whole(
     assert torch.equal(kernels.pack(InMemory(weight)).tensors["weights"], whole.tensors["weights"])
 
 
-def test_scales_are_in_float16_only_where_that_is_harmless(kernels: Kernels) -> None:
+def test_scales_are_stored_in_float16_only_if_in_its_range(kernels: Kernels) -> None:
     for largest, scale_bytes in ((1.0, 2), (1e-9, 4), (1e9, 4)):
         weight = random_weight(70, 2, (4, 32, False, None))
         weight = weight._replace(scales=weight.scales * largest)
@@ -149,7 +149,7 @@ def test_scales_are_in_float16_only_where_that_is_harmless(kernels: Kernels) -> 
         assert error(kernels, weight, random_rows(1, 64)) < 1e-6
 
 
-def test_one_block_whose_scales_do_not_fit_float16_is_enough(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_block_whose_scales_do_not_fit_float16_decides(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.kernels.sources._NUMBERS_AT_A_TIME", 1)
     weight = random_weight(200, 2, (8, 32, False, None))
     weight.scales[150, 1] = 1e-9
@@ -162,7 +162,7 @@ def test_weights_in_different_formats_are_joined(kernels: Kernels) -> None:
     parts = [four._replace(offsets=torch.randn(70, 4).half().float()), eight]
     source = Joined([InMemory(part) for part in parts])
     joined, whole = kernels.pack(source), read_all(source)
-    assert isinstance(whole, QuantizedWeight)  # in groups of 16, and so are the rows
+    assert isinstance(whole, QuantizedWeight)  # they are in groups of 16, and so are the rows
     x = random_rows(5, 128)
     expected = linear_grouped(whole, x, joined.row_steps)
     size = x.double().abs() @ torch.cat([part.dequantized() for part in parts]).double().abs().T
@@ -170,7 +170,7 @@ def test_weights_in_different_formats_are_joined(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_finite_never_comes_out_finite(kernels: Kernels, bad: float) -> None:
+def test_inputs_that_are_not_finite_never_give_finite_results(kernels: Kernels, bad: float) -> None:
     weight = random_weight(70, 2, (4, 32, False, None))
     x = random_rows(5, 64)
     good = kernels.linear(kernels.pack(weight), x)
@@ -181,7 +181,7 @@ def test_what_is_not_finite_never_comes_out_finite(kernels: Kernels, bad: float)
     assert torch.equal(spoiled[others], good[others])
 
 
-def test_layouts_have_their_kinds(kernels: Kernels) -> None:
+def test_each_layout_has_its_kind(kernels: Kernels) -> None:
     kinds = [(LAYOUTS[0], INT4_GROUPS), ((4, 32, False, IQ4), LEVEL_GROUPS), ((8, 32, False, None), INT8_GROUPS)]
     assert [kernels.pack(random_weight(4, 2, layout)).layout.kind for layout, _ in kinds] == [kind for _, kind in kinds]
     assert kernels.pack(quantize_int8(torch.randn(4, 64))).layout.kind == INT8
@@ -197,13 +197,13 @@ def test_layouts_have_their_kinds(kernels: Kernels) -> None:
         ({"levels": IQ4}, "codes of a four-bit weight are neither from -8 to 7 nor among its levels"),
     ],
 )
-def test_what_no_kernel_multiplies_is_refused(kernels: Kernels, change: dict[str, object], message: str) -> None:
+def test_weights_without_a_kernel_are_refused(kernels: Kernels, change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kernels.pack(random_weight(4, 2, (4, 32, False, None))._replace(**change))  # type: ignore[arg-type]
 
 
-def test_four_bits_are_the_nearest_of_sixteen_numbers() -> None:
-    """The largest magnitude of a group is exactly its code -8; all others are within half a step, but for one at the other end."""
+def test_four_bit_codes_are_the_nearest_values() -> None:
+    """The largest magnitude of a group is exactly code -8; others are within half a step, except at the other end of the range."""
     weight = torch.randn(70, 96, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     quantized = quantize_int4(weight)
     assert (quantized.group, quantized.bits, quantized.offsets) == (32, 4, None)
@@ -215,27 +215,27 @@ def test_four_bits_are_the_nearest_of_sixteen_numbers() -> None:
     assert ((steps - codes).abs() <= 0.5).all()
 
 
-def test_rounding_what_is_rounded_changes_nothing() -> None:
+def test_quantizing_quantized_weights_changes_nothing() -> None:
     once = quantize_int4(torch.randn(70, 96))
     twice = quantize_int4(once.dequantized())
     assert torch.equal(once.codes, twice.codes)
     assert torch.equal(once.scales, twice.scales)
 
 
-def test_weights_of_zero_and_tiny_ones_are_kept() -> None:
+def test_zero_and_tiny_weights_are_kept() -> None:
     assert torch.equal(quantize_int4(torch.zeros(2, 64)).dequantized(), torch.zeros(2, 64))
     tiny = quantize_int4(torch.full((2, 64), 1e-12))
     torch.testing.assert_close(tiny.dequantized(), torch.full((2, 64), 1e-12), rtol=1e-3, atol=0)
 
 
-def test_inputs_that_no_group_divides_are_in_eight_bits() -> None:
+def test_layers_that_no_group_divides_are_in_eight_bits() -> None:
     weight = torch.randn(5, 40)
     assert torch.equal(quantize_int4(weight).codes, quantize_int8(weight).codes)
     assert quantize_int4(weight).bits == 8
 
 
-def test_rows_are_finer_where_the_inner_loops_multiply_sixteen_bits_anyway(kernels: Kernels) -> None:
-    """Not for four bits, and not for groups whose sums would not fit 32 bits."""
+def test_rows_are_rounded_to_more_bits_where_inner_loops_multiply_sixteen_bits(kernels: Kernels) -> None:
+    """But not for four-bit weights, nor for groups whose sums would not fit 32 bits."""
     eight = kernels.pack(random_weight(64, 2, (8, 32, False, None)))
     assert eight.row_steps in (127, 32 * 127)
     assert kernels.pack(random_weight(64, 2, (4, 32, False, None))).row_steps == 127

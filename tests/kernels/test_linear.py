@@ -1,4 +1,4 @@
-"""Products: int8 ones against plain integers, bfloat16 ones against float64, and what a row's bits depend on."""
+"""Products: in int8 compared with plain integers, in bfloat16 with float64, and what the bits of a row depend on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = [(1, 1), (3, 2), (64, 4), (65, 17), (100, 67), (320, 33), (63, 300)]
 
 
 def random_matrix(n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """-> weight [n, k], bias [n]"""
+    """Random weight [n, k] and bias [n]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, k, generator=generator), torch.randn(n, generator=generator)
 
@@ -39,7 +39,7 @@ def random_rows(num_rows: int, k: int, seed: int = 1) -> Tensor:
     seed=st.integers(0, 2**32 - 1),
 )
 @torch.inference_mode()
-def test_int8_products_are_exact_whatever_the_shape(
+def test_int8_products_of_any_shape_are_exact(
     kernels: Kernels, n: int, k: int, num_rows: int, has_bias: bool, extreme: float, seed: int
 ) -> None:
     weight, bias = random_matrix(n, k, seed)
@@ -49,14 +49,14 @@ def test_int8_products_are_exact_whatever_the_shape(
     x[0] = 0.0
     x[-1] = extreme
     native = NativeLinear(kernels.pack(quantize_int8(weight), bias if has_bias else None), kernels)(x)
-    if k > 1:  # PyTorch's integer product reads past a matrix of one column
+    if k > 1:  # PyTorch's integer product reads past the end of a matrix of one column
         assert torch.equal(native, Int8Linear(quantize_int8(weight), bias if has_bias else None)(x))
     if not has_bias:
         assert torch.equal(native, linear_int8(weight, x))
 
 
 @pytest.mark.parametrize("k", [50_001, 66_400, 130_000])
-def test_int8_sums_that_leave_32_bits_on_the_way_are_exact(kernels: Kernels, k: int) -> None:
+def test_int8_sums_that_temporarily_overflow_32_bits_are_exact(kernels: Kernels, k: int) -> None:
     """Bytes are stored with 128 added, so that the sums wrap before the correction wraps them back."""
     weight = torch.ones(2, k)
     weight[1] = -1.0
@@ -69,10 +69,10 @@ def test_int8_sums_that_leave_32_bits_on_the_way_are_exact(kernels: Kernels, k: 
 @by_format
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 15, 16, 76])
-def test_what_is_not_finite_never_comes_out_finite(
+def test_inputs_that_are_not_finite_never_give_finite_results(
     kernels: Kernels, weight_format: WeightFormat, bad: float, place: int
 ) -> None:
-    """In a row of the left side it spoils that row alone; in the weights it spoils that output alone."""
+    """In a row of the left side it affects only that row, in the weights only that output."""
     weight, bias = random_matrix(70, 77)
     x = random_rows(5, 77)
     good = kernels.linear(kernels.pack(weight_format(weight), bias), x)
@@ -89,8 +89,8 @@ def test_what_is_not_finite_never_comes_out_finite(
 
 
 @pytest.mark.parametrize("largest", [2.0**-133, 1e-38, 3e-37])
-def test_rows_too_small_for_a_scale_give_next_to_nothing(kernels: Kernels, largest: float) -> None:
-    """127 over such a number is infinite."""
+def test_rows_too_small_for_a_scale_give_almost_zero(kernels: Kernels, largest: float) -> None:
+    """127 divided by such a number is infinite."""
     weight, _ = random_matrix(70, 77)
     x = (random_rows(2, 77).clamp(-1, 1) * largest).to(torch.bfloat16)
     out = kernels.linear(kernels.pack(quantize_int8(weight)), x)
@@ -100,7 +100,7 @@ def test_rows_too_small_for_a_scale_give_next_to_nothing(kernels: Kernels, large
 
 @by_format
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_row_has_the_same_bits_in_every_company_on_every_number_of_threads(
+def test_a_row_has_the_same_bits_in_every_batch_and_number_of_threads(
     kernels: Kernels, shape: tuple[int, int], weight_format: WeightFormat
 ) -> None:
     weight, bias = random_matrix(*shape)
@@ -115,7 +115,7 @@ def test_a_row_has_the_same_bits_in_every_company_on_every_number_of_threads(
 
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 200), k=st.integers(1, 600), num_rows=st.integers(1, 20), has_bias=st.booleans())
-def test_bfloat16_products_are_near_the_true_ones(
+def test_bfloat16_products_are_close_to_float64(
     kernels: Kernels, n: int, k: int, num_rows: int, has_bias: bool
 ) -> None:
     weight, bias = random_matrix(n, k)
@@ -128,7 +128,7 @@ def test_bfloat16_products_are_near_the_true_ones(
 
 
 @by_format
-def test_shapes_and_strides_of_the_left_side(kernels: Kernels, weight_format: WeightFormat) -> None:
+def test_any_shapes_and_strides_of_the_left_side_are_accepted(kernels: Kernels, weight_format: WeightFormat) -> None:
     weight, bias = random_matrix(33, 21)
     matrix = kernels.pack(weight_format(weight), bias)
     x = random_rows(6, 21)
@@ -140,7 +140,7 @@ def test_shapes_and_strides_of_the_left_side(kernels: Kernels, weight_format: We
     assert kernels.linear(matrix, x[:0]).shape == (0, 33)
 
 
-def test_pytorch_multiplies_no_weight_that_is_quantized_otherwise() -> None:
+def test_pytorch_only_multiplies_its_own_quantized_weights() -> None:
     weight = quantize_int8(torch.ones(4, 8))
     for other in (
         weight._replace(bits=4),
@@ -151,7 +151,7 @@ def test_pytorch_multiplies_no_weight_that_is_quantized_otherwise() -> None:
             Int8Linear(other, None)
 
 
-def test_int8_codes_and_scales_stand_for_the_weight() -> None:
+def test_int8_codes_and_scales_represent_the_weight() -> None:
     weight, _ = random_matrix(70, 77)
     quantized = quantize_int8(weight)
     assert (quantized.offsets, quantized.group, quantized.bits, quantized.levels) == (None, 77, 8, None)
@@ -159,15 +159,15 @@ def test_int8_codes_and_scales_stand_for_the_weight() -> None:
     assert ((quantized.dequantized() - weight).abs() <= quantized.scales / 2 + 1e-6).all()
 
 
-def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:
+def test_inconsistent_arguments_are_refused(kernels: Kernels) -> None:
     matrix = kernels.pack(torch.ones(4, 8))
     for x in (torch.ones(1, 7, dtype=torch.bfloat16), torch.ones(1, 8)):
         with pytest.raises(ValueError, match="8 bfloat16"):
             kernels.linear(matrix, x)
 
 
-def test_two_callers_at_once_do_not_disturb_each_other(kernels: Kernels) -> None:
-    """Two engines in two threads share the kernels, and the interpreter's lock is not held during a call."""
+def test_concurrent_calls_do_not_affect_each_other(kernels: Kernels) -> None:
+    """Two engines in two threads share the kernels, and calls release the GIL."""
     jobs = []
     for seed, shape in enumerate([(640, 512), (320, 1024)]):
         matrix, x = kernels.pack(random_matrix(*shape, seed)[0]), random_rows(24, shape[1], seed)

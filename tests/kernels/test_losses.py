@@ -1,5 +1,5 @@
-"""Softmax and divergences by the compiled kernels: against their definitions in float64, whose gradients automatic differentiation
-gives."""
+"""Softmax and divergences by the compiled kernels, compared with their definitions in float64 and with gradients by automatic
+differentiation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def distilled(
     kl_share: float,
     places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """-> the gradient and the sums"""
+    """Call the kernel. -> the gradient and the sums"""
     gradient = torch.full_like(logits, torch.nan)
     target = kernels.softmax(theirs, temperature)
     return gradient, kernels.distill(logits, temperature, target, places, kl_share, gradient)
@@ -67,9 +67,7 @@ def test_a_divergence_and_its_gradient_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_each_row_is_compared_with_the_row_that_is_named_whatever_others_share_the_call(
-    kernels: Kernels, num_threads: int
-) -> None:
+def test_each_row_is_compared_with_the_given_row_in_any_batch(kernels: Kernels, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     theirs, places = random_logits(6, 30_000, torch.bfloat16), torch.tensor([5, 0, 0, 3, 2])
     logits = random_logits(5, 30_000, torch.bfloat16, seed=1)
@@ -81,14 +79,14 @@ def test_each_row_is_compared_with_the_row_that_is_named_whatever_others_share_t
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_student_like_its_target_has_no_slope(kernels: Kernels, dtype: torch.dtype) -> None:
+def test_a_student_equal_to_its_target_has_no_gradient(kernels: Kernels, dtype: torch.dtype) -> None:
     logits = random_logits(3, 500, dtype)
     gradient, sums = distilled(kernels, logits, logits, 0.7, 0.0)
     assert not gradient.any()
     assert torch.allclose(sums[:, 0], torch.zeros(3, dtype=torch.float64), atol=1e-6)
 
 
-def test_ids_that_are_ruled_out_have_no_probability_and_no_slope(kernels: Kernels) -> None:
+def test_masked_ids_have_no_probability_and_no_gradient(kernels: Kernels) -> None:
     logits, theirs = random_logits(2, 40, torch.float32), random_logits(2, 40, torch.float32, seed=1)
     logits[:, 5] = theirs[:, 5] = -torch.inf
     gradient, sums = distilled(kernels, logits, theirs, 0.8, 0.5)
@@ -100,7 +98,7 @@ def test_ids_that_are_ruled_out_have_no_probability_and_no_slope(kernels: Kernel
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
-def test_logits_that_are_not_finite_give_a_loss_that_is_not(kernels: Kernels, broken: float) -> None:
+def test_logits_that_are_not_finite_give_a_loss_that_is_not_finite(kernels: Kernels, broken: float) -> None:
     logits, theirs = random_logits(2, 40, torch.bfloat16), random_logits(2, 40, torch.bfloat16, seed=1)
     logits[1, 7] = broken
     _, sums = distilled(kernels, logits, theirs, 0.8, 0.5)
@@ -108,7 +106,7 @@ def test_logits_that_are_not_finite_give_a_loss_that_is_not(kernels: Kernels, br
     assert not torch.isfinite(sums[1, 0])
 
 
-def test_shapes_that_do_not_fit_are_refused(kernels: Kernels) -> None:
+def test_inconsistent_shapes_are_refused(kernels: Kernels) -> None:
     logits, theirs = random_logits(2, 40, torch.float32), random_logits(3, 40, torch.float32)
     target = kernels.softmax(theirs, 1.0)
     with pytest.raises(ValueError, match="compared"):

@@ -1,4 +1,4 @@
-"""Blocks of rows give the numbers of the whole weight, however weights are joined."""
+"""Reading weights in blocks of rows gives the same as reading the whole, however weights are joined."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rebuilt(source: WeightSource, step: int) -> Tensor:
         [random_weight(70, 64), grouped(33, 64, 32)],
     ],
 )
-def test_joined_weights_are_one_below_the_other(parts: list[Weight]) -> None:
+def test_joined_weights_are_concatenated(parts: list[Weight]) -> None:
     joined = Joined([InMemory(part) for part in parts])
     expected = torch.cat([dequantized(part) for part in parts])
     assert joined.shape == tuple(expected.shape)
@@ -60,7 +60,7 @@ def test_joined_weights_are_one_below_the_other(parts: list[Weight]) -> None:
     assert torch.equal(rebuilt(joined, 64), expected)
 
 
-def test_weights_of_four_bits_keep_them_only_among_themselves() -> None:
+def test_joined_weights_are_in_four_bits_only_if_all_are() -> None:
     four, eight = grouped(64, 64, 32, bits=4), grouped(64, 64, 32)
     alike, mixed = (read_all(Joined([InMemory(four), InMemory(other)])) for other in (four, eight))
     assert isinstance(alike, QuantizedWeight)
@@ -80,7 +80,7 @@ def test_gates_and_values_alternate(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 14), (3, 8), (4, 5), (6, 6)])
-def test_rows_of_two_weights_come_in_turn(first: int, end: int) -> None:
+def test_rows_of_two_weights_are_interleaved(first: int, end: int) -> None:
     a, b = torch.randn(7, 32), torch.randn(7, 32)
     for weights in ((a, b), (quantize_int4(a), quantize_int8(b))):
         source = Alternating(*(InMemory(weight) for weight in weights))
@@ -89,7 +89,7 @@ def test_rows_of_two_weights_come_in_turn(first: int, end: int) -> None:
         torch.testing.assert_close(dequantized(source.rows(first, end)), expected)
 
 
-def test_gates_and_values_come_in_whole_blocks() -> None:
+def test_gates_and_values_are_read_in_whole_blocks() -> None:
     source = Interleaved(InMemory(random_weight(70, 8)), InMemory(random_weight(70, 8)))
     with pytest.raises(ValueError, match="blocks of 64"):
         source.rows(0, 10)
@@ -115,7 +115,7 @@ def test_a_slice_has_the_rows_it_names(step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [7, 64, 108])
-def test_reordered_heads_have_the_rows_of_each_head_in_that_order(step: int) -> None:
+def test_rows_of_each_head_are_reordered(step: int) -> None:
     weight, order = random_weight(108, 8), torch.randperm(18, generator=torch.Generator().manual_seed(0))
     expected = torch.cat([head[order] for head in weight.split(18)])
     assert torch.equal(rebuilt(Reordered(InMemory(weight), order), step), expected)

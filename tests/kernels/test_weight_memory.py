@@ -9,7 +9,7 @@ from foredraft.kernels import WeightMemory
 CHUNK = 256 << 20
 
 
-def test_what_is_taken_lies_apart() -> None:
+def test_taken_parts_do_not_overlap() -> None:
     memory = WeightMemory()
     parts = [memory.take(num_bytes) for num_bytes in (1, 64, 100, 3000)]
     for value, part in enumerate(parts):
@@ -19,7 +19,7 @@ def test_what_is_taken_lies_apart() -> None:
     assert all(part.data_ptr() % 64 == 0 for part in parts)
 
 
-def test_more_than_a_chunk_is_taken_whole() -> None:
+def test_more_than_a_chunk_is_one_piece() -> None:
     memory = WeightMemory()
     before, large, after = memory.take(10), memory.take(CHUNK + 1), memory.take(10)
     assert len(large) == CHUNK + 1
@@ -27,7 +27,7 @@ def test_more_than_a_chunk_is_taken_whole() -> None:
     assert (int(before[0]), int(large[-1]), int(after[0])) == (1, 2, 3)
 
 
-def test_what_was_given_back_is_handed_out_again() -> None:
+def test_returned_memory_is_reused() -> None:
     memory = WeightMemory()
     kept = memory.take(70)
     first = memory.take(1000)
@@ -37,14 +37,14 @@ def test_what_was_given_back_is_handed_out_again() -> None:
     assert kept.data_ptr() < again.data_ptr()
 
 
-def test_memory_outlives_what_handed_it_out() -> None:
+def test_memory_outlives_its_allocator() -> None:
     part = WeightMemory().take(1 << 20)
     part.fill_(7)
     assert torch.equal(part, torch.full((1 << 20,), 7, dtype=torch.uint8))
 
 
 def flags_of(address: int) -> list[str]:
-    """Of the mapping in which it lies, as Linux names them."""
+    """The flags of the mapping that contains an address, as Linux names them."""
     is_in = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition(" ")
@@ -57,8 +57,8 @@ def flags_of(address: int) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process's memory")
-def test_what_nobody_writes_to_is_not_counted() -> None:
-    """Else a process with many models would count as larger than the machine, and could not fork."""
+def test_weights_are_not_counted_as_committed_memory() -> None:
+    """Otherwise a process with many models would count as larger than the machine, and could not fork."""
     part = WeightMemory().take(1)
     flags = flags_of(part.data_ptr())
     assert "nr" in flags

@@ -1,4 +1,4 @@
-"""Checkpoints, each made once."""
+"""Fixtures with checkpoints, each made once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "models"
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    """checkpoint(name): a directory with a random model of that architecture; checkpoint(name, seed): another one."""
+    """checkpoint(name): a directory with a random model of that architecture; checkpoint(name, seed): one with other weights."""
 
     @cache
     def make(name: str, seed: int = 0) -> Path:
@@ -35,7 +35,7 @@ def stories260k() -> Path:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> object:
-    """Toy products are slower on many threads."""
+    """Use one thread: toy products are slower on many."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

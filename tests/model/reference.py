@@ -1,4 +1,4 @@
-"""The library's own greedy text, and the comparison with it that every greedy test uses."""
+"""transformers' own greedy text, and the comparison with it that every greedy test uses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 from foredraft.model.taps import FINAL_NORM
 
 TIE = 1e-3
-"""Two float32 programs may part where the reference's best two logits are closer than this, and nowhere else."""
+"""Two float32 programs may differ only where the reference's best two logits are closer than this."""
 
 
 @torch.inference_mode()
 def greedy(model: PreTrainedModel, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-    """What `generate` writes after each prompt, one at a time."""
+    """The text that `generate` writes after each prompt, one at a time."""
     texts = []
     for prompt in prompts:
         ids = torch.tensor([list(prompt)])
@@ -33,7 +33,7 @@ def assert_same_as_reference(
     ours: Sequence[Sequence[int]],
     reference: Sequence[Sequence[int]],
 ) -> None:
-    """Token for token; a first difference is printed with the reference's top-two margin there, and fails above TIE."""
+    """Assert equal texts up to near ties. The first difference is printed with the reference's top-two margin, and fails above TIE."""
     assert len(ours) == len(reference) == len(prompts)
     for index, (prompt, own, theirs) in enumerate(zip(prompts, ours, reference, strict=True)):
         if list(own) == list(theirs):
@@ -59,7 +59,7 @@ def _margin(model: PreTrainedModel, tokens: Sequence[int]) -> float:
 
 @torch.inference_mode()
 def hidden_states(hf: PreTrainedModel, tokens: Sequence[int], taps: Sequence[int]) -> Tensor:
-    """The library's own, numbered as model.Body numbers taps, side by side [T, len(taps) * hidden]."""
+    """transformers' own hidden states, numbered as model.Body numbers taps, concatenated: [T, len(taps) * hidden]."""
     norm = hf.base_model.ln_f if hasattr(hf.base_model, "ln_f") else hf.base_model.norm
     before_norm: list[Tensor] = []
     handle = norm.register_forward_pre_hook(lambda _, inputs: before_norm.append(inputs[0]))

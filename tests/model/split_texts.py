@@ -1,4 +1,4 @@
-"""What test_tensor_parallel.py runs under torchrun: texts of a split target, with and without drafts, as JSON."""
+"""The script that test_tensor_parallel.py runs under torchrun: prints texts of a split target, with and without drafts, as JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Text(NamedTuple):
 
 
 def texts_of(llm: LLM) -> Iterator[Text]:
-    """Greedy and seeded, one by one and eight at a time."""
+    """Greedy and seeded texts, one by one and eight at a time."""
     kinds = [SamplingParams(max_tokens=24, temperature=0.0), SamplingParams(max_tokens=24, temperature=0.8, seed=7)]
     for params in kinds:
         alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS[:2]]
@@ -57,7 +57,7 @@ def texts_of(llm: LLM) -> Iterator[Text]:
 
 
 def weight_bytes(llm: LLM) -> int:
-    """Of this process's share."""
+    """The size of this process's share of the weights."""
     shares = (p.to_local() if isinstance(p, DTensor) else p for p in llm.target.hf.parameters())
     return sum(share.numel() * share.element_size() for share in shares)
 

@@ -1,4 +1,4 @@
-"""Every architecture that foredraft promises, against the library's own forward and the library's own `generate`."""
+"""Every supported architecture, compared with transformers' own forward pass and `generate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIXTURES = ("qwen3_moe", "mixtral", "gpt_oss")
 
 
 def random_prompts(vocab_size: int = VOCAB_SIZE, lens: Sequence[int] = PROMPT_LENS) -> list[list[int]]:
-    """The second one repeats itself, so that n-gram drafts occur from the start."""
+    """Random prompts. The second one contains repeats, so that n-gram drafts occur from the start."""
     generator = torch.Generator().manual_seed(7)
     prompts = [torch.randint(2, vocab_size, (n,), generator=generator).tolist() for n in lens]
     prompts[1][-8:] = prompts[1][:8]
@@ -53,7 +53,7 @@ def write(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int = NUM_TOKE
 
 
 def read_in_chunks(model: LanguageModel, sequences: Sequence[Sequence[int]], sizes: Iterator[int]) -> list[Tensor]:
-    """Every sequence's logits, all of them sharing passes, each advancing by its own number of tokens in each."""
+    """Every sequence's logits. The sequences share passes, and each advances by its own number of tokens in each pass."""
     cache = model.new_cache(MemoryPool(1 << 30))
     parts: list[list[Tensor]] = [[] for _ in sequences]
     done = [0] * len(sequences)
@@ -78,7 +78,7 @@ def sizes() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", SPECIES)
-def test_logits_of_a_ragged_batch_in_chunks_are_the_librarys_own(name: str, checkpoint: Maker) -> None:
+def test_logits_of_a_ragged_batch_in_chunks_are_those_of_transformers(name: str, checkpoint: Maker) -> None:
     model = loaded(checkpoint(name))
     generator = torch.Generator().manual_seed(1)
     sequences = [torch.randint(2, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (3 * WINDOW + 4, 20, 5, 1)]
@@ -91,16 +91,16 @@ def test_logits_of_a_ragged_batch_in_chunks_are_the_librarys_own(name: str, chec
 @pytest.mark.parametrize("method", all_methods(METHODS))
 @pytest.mark.parametrize("name", SPECIES)
 def test_greedy_text_is_that_of_generate(name: str, method: str, checkpoint: Maker) -> None:
-    """Batched, prompts cut into chunks; past every sliding window."""
+    """In a batch, with chunked prefill, past every sliding window."""
     directory = checkpoint(name)
-    # the checkpoint is loaded once by directory; here the loaded models are handed over
+    # the checkpoint was loaded from its directory once; here loaded models are passed
     draft = loaded(checkpoint("llama", 1)).hf if method == "draft_model" else None
     llm = LLM(loaded(directory).hf, draft, method=method, max_num_batched_tokens=16)
     assert_same_as_reference(llm.target.hf, PROMPTS, write(llm, PROMPTS), reference(directory))
 
 
 @pytest.mark.parametrize("name", SPECIES)
-def test_a_model_that_drafts_for_itself_is_always_right(name: str, checkpoint: Maker) -> None:
+def test_drafts_of_the_target_itself_are_always_right(name: str, checkpoint: Maker) -> None:
     directory = checkpoint(name)
     model = loaded(directory).hf
     llm = LLM(directory, model, dtype="float32", speculative_tokens=3)
@@ -113,7 +113,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(name: str, checkpoint: M
 
 @pytest.mark.parametrize("name", SPECIES)
 def test_every_architecture_can_draft(name: str, checkpoint: Maker) -> None:
-    """For a Llama whose text it must not change, and as its own law says: its drafts are its own greedy text."""
+    """For a Llama, whose text it must not change."""
     target = checkpoint("llama")
     llm = LLM(loaded(target).hf, loaded(checkpoint(name, 2)).hf)
     assert_same_as_reference(llm.target.hf, PROMPTS, write(llm, PROMPTS), reference(target))
@@ -135,7 +135,7 @@ def test_greedy_text_of_a_real_checkpoint(stories260k: Path) -> None:
 
 @pytest.mark.parametrize("name", [*SPECIES])
 def test_rows_are_exact_in_bfloat16(name: str, checkpoint: Maker) -> None:
-    """On a CPU with bfloat16 products; a router that multiplies in float32 is never promised to be."""
+    """On a CPU with bfloat16 products. With routers that multiply in float32 rows are not promised to be exact."""
     assert loaded(checkpoint(name), "bfloat16").traits.row_exact == (name != "deepseek_v3")
     assert not loaded(checkpoint(name)).traits.row_exact
 
@@ -146,7 +146,7 @@ def test_rows_of_a_real_checkpoint_are_exact_in_bfloat16(stories260k: Path) -> N
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "starcoder2", "deepseek_v3", *MIXTURES])
 def test_speculation_changes_no_token_in_bfloat16(name: str, checkpoint: Maker) -> None:
-    """Greedy, and for two of them seeded, against plain decoding alone and in other chunks."""
+    """Greedy, and for two models seeded, compared with plain decoding alone and in other chunks."""
     model, draft = checkpoint(name), checkpoint("llama", 1)
     plain = LLM(model, method="none", dtype="bfloat16", max_num_batched_tokens=9, enable_prefix_caching=False)
     others = (

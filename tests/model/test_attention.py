@@ -1,4 +1,4 @@
-"""Attention against a plain formula, and what a row's bits depend on."""
+"""Attention compared with a plain formula, and what the bits of a row depend on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from foredraft.utils.machine import cpu_features
 
 
 def read(states: list[Tensor], cuts: list[int], kernels: Kernels | None = None, **options: Any) -> Tensor:
-    """states: query, key, value [1, H, N, D] -> [N, Hq, Dv], in pieces of these sizes and the rest. kernels: compiled ones;
-    None: PyTorch's."""
+    """states: query, key, value [1, H, N, D] -> [N, Hq, Dv], read in pieces of these sizes and the rest. kernels: the compiled ones, or
+    None for PyTorch's."""
     length = states[0].shape[2]
     region = Region()
     region.resize(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE)
@@ -60,7 +60,7 @@ def plain(states: list[Tensor], window: int | None, softcap: float | None, sinks
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("shape", [(37, 2, 3, 16, 16), (21, 1, 1, 8, 24), (1100, 2, 1, 16, 8)])
-def test_the_formula(
+def test_attention_by_torch_is_the_formula(
     shape: tuple[int, int, int, int, int], window: int | None, softcap: float | None, sinks: bool
 ) -> None:
     states = random_states(*shape)
@@ -80,10 +80,8 @@ SLOW = [pair for pair in product(LONG, [False, True]) if pair not in QUICK]
     ("shape", "sinks"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)], ids=str
 )
 @torch.inference_mode()
-def test_in_bfloat16_a_row_has_the_same_bits_in_every_company(
-    shape: tuple[int, int, int, int, int], sinks: bool
-) -> None:
-    """Rows read five at a time, one at a time or all at once; past every 1,024 keys, where products change their order."""
+def test_in_bfloat16_a_row_has_the_same_bits_in_every_batch(shape: tuple[int, int, int, int, int], sinks: bool) -> None:
+    """With rows read five at a time, one at a time or all at once; past every 1,024 keys, where the order of products changes."""
     states = [state.bfloat16() for state in random_states(*shape)]
     options = {"s_aux": torch.randn(shape[1] * shape[2]).bfloat16()} if sinks else {}
     whole = read(states, [], **options)
@@ -97,7 +95,7 @@ def test_in_bfloat16_a_row_has_the_same_bits_in_every_company(
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("shape", [(37, 2, 3, 16, 16), (21, 1, 1, 8, 24), (1100, 2, 1, 16, 8)])
-def test_the_formula_by_the_compiled_kernels(
+def test_attention_by_the_compiled_kernels_is_the_formula(
     shape: tuple[int, int, int, int, int], window: int | None, softcap: float | None, sinks: bool
 ) -> None:
     states = [state.bfloat16() for state in random_states(*shape)]

@@ -1,4 +1,4 @@
-"""Ragged batches: what flattening makes of reads, and that the slots of keys and values do not show in the logits."""
+"""Ragged batches: how reads are flattened, and that logits do not depend on the slots of keys and values."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ PARAMS = [
     for where in SLOTS
     for is_slow in ["device" in name]
 ]
-"""In the interpreter the device's kernels take a minute."""
+"""In Triton's interpreter the device's kernels take a minute."""
 
 
 def half_read(model: LanguageModel, texts: list[list[int]]) -> KVCache:
-    """The first START tokens of the first text, and nothing of the others."""
+    """A cache with the first START tokens of the first text, and nothing of the others."""
     cache = model.scratch_cache([CAPACITY] * len(texts))
     model.read([Read(0, texts[0][:START], 0)], cache)
     return cache
@@ -87,7 +87,7 @@ def contiguous(model: LanguageModel, texts: list[list[int]]) -> tuple[Tensor, KV
 
 
 def scattered(model: LanguageModel, texts: list[list[int]], slots: list[list[int]]) -> tuple[Tensor, KVCache]:
-    """The same pass, its new rows at these slots of each text."""
+    """The same pass, with its new rows in these slots of each text."""
     cache = half_read(model, texts)
     batch = flatten([Read(0, texts[0][START:], LENGTH - START), Read(1, texts[1], 2)], cache)
     spans = [
@@ -105,8 +105,8 @@ def keys_and_values(cache: KVCache, seq_id: int, slots: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "where"), PARAMS)
-def test_slots_do_not_show_in_the_logits(name: str, where: str, checkpoint: Maker, tmp_path: object) -> None:
-    """To the bit: positions decide about angles, masks and the order of sums."""
+def test_logits_do_not_depend_on_slots(name: str, where: str, checkpoint: Maker, tmp_path: object) -> None:
+    """Bit for bit: only positions determine angles, masks and the order of sums."""
     model, slots = MODELS[name](checkpoint, tmp_path), SLOTS[where]
     texts = [random_tokens(LENGTH, 1), random_tokens(5, 2)]
     expected, plain = contiguous(model, texts)
@@ -119,8 +119,8 @@ def test_slots_do_not_show_in_the_logits(name: str, where: str, checkpoint: Make
 
 
 @native
-def test_slots_that_are_not_there_are_refused(tmp_path: object) -> None:
-    """Behind the kernels are only addresses. What the cache holds already must not be written over either."""
+def test_invalid_slots_are_refused(tmp_path: object) -> None:
+    """Kernels write to raw addresses, so slots must exist. Slots that are in use must not be overwritten either."""
     model = compiled("llama", tmp_path)
     cache = model.scratch_cache([16])
     model.read([Read(0, [1, 2, 3], 0)], cache)
@@ -132,7 +132,7 @@ def test_slots_that_are_not_there_are_refused(tmp_path: object) -> None:
         model.body.generate(RaggedBatch([4, 5], [3, 4], [4, 3], spans, [1]), [1], VOCAB_SIZE, [])  # type: ignore[attr-defined]
 
 
-def test_flattening() -> None:
+def test_reads_are_flattened_into_a_batch() -> None:
     model = LanguageModel(random_model(SPECIES["llama"].config()), Traits("toy", VOCAB_SIZE, 64, 0, row_exact=False))
     cache = model.scratch_cache([16, 16])
     cache.region(1).tokens = [7, 8, 9]

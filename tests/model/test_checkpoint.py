@@ -1,4 +1,4 @@
-"""What a folder alone says: which are refused, and with which reason."""
+"""Folders that are refused before anything is loaded, and the reasons."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("make", "words"), UNUSABLE.values(), ids=UNUSABLE.keys())
 @pytest.mark.parametrize("role", ["model", "draft_model"])
-def test_what_is_no_model_is_refused_with_its_reason(
+def test_unusable_folders_are_refused_with_the_reason(
     make: Callable[[Path], Path], words: tuple[str, ...], role: str, tmp_path: Path
 ) -> None:
     path = make(tmp_path)
@@ -102,15 +102,15 @@ def test_what_is_no_model_is_refused_with_its_reason(
         assert word in message
 
 
-def test_a_model_without_weights_is_enough_to_predict(tmp_path: Path) -> None:
+def test_without_weights_a_model_is_usable_if_they_are_not_needed(tmp_path: Path) -> None:
     refuse_unusable(str(no_weights(tmp_path)), has_weights=False)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen3-0.6B", str(EMBEDDED / "target"), str(EMBEDDED / "draft")])
-def test_hub_ids_and_checkpoints_pass(name: str) -> None:
+def test_hub_ids_and_checkpoints_are_accepted(name: str) -> None:
     refuse_unusable(name)
 
 
-def test_a_hub_id_has_no_configuration_here() -> None:
+def test_a_hub_id_has_no_local_configuration() -> None:
     assert raw_config("Qwen/Qwen3-0.6B") == {}
     assert raw_config(str(EMBEDDED / "target"))["hidden_size"] == 256

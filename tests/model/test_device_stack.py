@@ -1,5 +1,5 @@
-"""A decoder over static memory: the library's logits, and tokens written in one call. Without a GPU in Triton's
-interpreter, and without graphs."""
+"""A decoder over static memory: it gives transformers' logits, and generates tokens in one call. Without a GPU it runs in Triton's
+interpreter and without graphs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from tests.model.zoo import DEVICE_FORMS, STACK_FORMS, VOCAB_SIZE, WINDOW, rando
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 PIECES = (7, 1, 2, 8)
-"""What a text is read in, past the window. The interpreter takes about 50 ms for each row and layer, and a pass has as many
-rows as its bucket: a power of two."""
+"""The chunks in which a text is read, past the window. The interpreter takes about 50 ms for each row and layer, and a pass has as many
+rows as its bucket, a power of two."""
 CONTEXT, DEALT_OUT = 64, 128
-"""Attention is dealt out to a program for each 64 positions; the interpreter takes long for each."""
+"""Attention runs one program for each 64 positions, and the interpreter is slow for each."""
 GREEDY = DrawSpec()
 
 
@@ -54,7 +54,7 @@ def new_body(hf: Any, is_batch_invariant: bool = False, context_len: int = CONTE
 
 @cache
 def loaded(name: str, is_batch_invariant: bool = False, context_len: int = CONTEXT) -> LanguageModel:
-    """Looked over by the probe, as every model is: it compares two ragged passes with the library's forward."""
+    """A model that was checked by the probe, as every model is: two ragged passes are compared with transformers' forward pass."""
     hf = random_model(DEVICE_FORMS[name].config()).to(DEVICE)
     return probe(hf, name, context_len, lambda ours: new_body(ours, is_batch_invariant, context_len))
 
@@ -79,7 +79,7 @@ def reference(name: str, tokens: Sequence[int]) -> Tensor:
 
 @pytest.mark.parametrize("name", ["two heads", *(pytest.param(n, marks=pytest.mark.slow) for n in STACK_FORMS)])
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
-def test_logits_are_those_of_the_library(name: str, is_batch_invariant: bool) -> None:
+def test_logits_are_those_of_transformers(name: str, is_batch_invariant: bool) -> None:
     model, tokens = loaded(name, is_batch_invariant, DEALT_OUT), random_tokens(sum(PIECES))
     cache, parts, done = room_for(model, len(tokens)), [], 0
     for size in PIECES:
@@ -94,8 +94,8 @@ def test_logits_are_those_of_the_library(name: str, is_batch_invariant: bool) ->
 
 @pytest.fixture
 def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter multiplies by NumPy, whose product gives a row other bits at another place of its block on some processors. A
-    GPU's does not."""
+    """Multiply row by row in Triton's interpreter. It multiplies with NumPy, where on some processors a row's bits depend on its place
+    in the block; on a GPU they do not."""
     product = np.matmul
 
     def by_rows(a: Any, b: Any, **options: Any) -> Any:
@@ -107,8 +107,8 @@ def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("name", ["two heads", pytest.param("mistral", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parents", [[-1, 0, 0, 1, 2], [-1, 0, 1, 1, 2, 2, 3]], ids=["two branches", "behind a stem"])
-def test_a_row_of_a_tree_has_the_bits_of_the_chain_it_lies_on(name: str, parents: list[int]) -> None:
-    """Beside another sequence's chain; and the cache keeps the path of the text, from which the next pass reads on."""
+def test_a_tree_row_has_the_bits_of_its_chain(name: str, parents: list[int]) -> None:
+    """Also beside another sequence's chain. The cache keeps the path of the text, from which the next pass continues."""
     model, history = loaded(name, True), random_tokens(WINDOW + 1)
     tokens, other = [*range(1, len(parents) + 1)], random_tokens(3, 1)
     ends = [node for node in range(len(parents)) if node not in parents]
@@ -131,7 +131,7 @@ def test_a_row_of_a_tree_has_the_bits_of_the_chain_it_lies_on(name: str, parents
 
 
 @pytest.mark.parametrize("name", ["two heads", *(pytest.param(n, marks=pytest.mark.slow) for n in STACK_FORMS)])
-def test_features_are_the_hidden_states_of_the_library(name: str) -> None:
+def test_features_are_the_hidden_states_of_transformers(name: str) -> None:
     model, tokens, hf = loaded(name), random_tokens(4), random_model(DEVICE_FORMS[name].config())
     taps = (1, FINAL_NORM, hf.config.num_hidden_layers, 0)
     cache = model.new_cache(MemoryPool(1 << 30), taps)
@@ -151,7 +151,7 @@ def generated(
     at_once: bool,
     vocab_size: int = VOCAB_SIZE - 3,
 ) -> tuple[Generated, KVCache]:
-    """Behind histories of several lengths, the first of which is half read."""
+    """Generate after histories of several lengths, the first of which is half read."""
     histories = [random_tokens(9, 1), random_tokens(1, 2), random_tokens(WINDOW + 1, 3)][: len(lens)]
     cache = room_for(model, *(len(history) + length for history, length in zip(histories, lens, strict=True)))
     model.read([Read(0, histories[0][:7], 0)], cache)
@@ -174,7 +174,7 @@ PAIRS = [("two heads", "greedy"), ("two heads", "of every kind"), *product(("lla
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "specs"), PAIRS)
-def test_generating_is_reading_step_by_step(name: str, specs: str) -> None:
+def test_generating_in_one_call_equals_step_by_step(name: str, specs: str) -> None:
     model, lens = loaded(name), [4, 1, 2]
     assert model.body.can_generate(SPECS[specs])  # type: ignore[attr-defined]
     ours, our_cache = generated(model, lens, SPECS[specs], at_once=True)
@@ -191,7 +191,7 @@ def test_generating_is_reading_step_by_step(name: str, specs: str) -> None:
             assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
 
 
-def test_distributions_are_as_wide_as_the_target() -> None:
+def test_distributions_are_as_wide_as_the_targets_vocabulary() -> None:
     """A draft model may know fewer ids."""
     model, specs = loaded("two heads"), [GREEDY, drawn(0.8, 0.3)]
     ours, theirs = (
@@ -204,7 +204,7 @@ def test_distributions_are_as_wide_as_the_target() -> None:
 
 
 @pytest.mark.slow
-def test_truncated_specs_take_a_pass_for_each_token() -> None:
+def test_truncated_sampling_takes_a_pass_for_each_token() -> None:
     model = loaded("two heads")
     for spec in (DrawSpec(0.8, (10, 1.0, 0.0), uniforms=[0.3, 0.6]), DrawSpec(0.8, (10, 1.0, 0.0), keys=[1, 2])):
         assert not model.body.can_generate([GREEDY, spec])  # type: ignore[attr-defined]
@@ -217,7 +217,7 @@ def test_truncated_specs_take_a_pass_for_each_token() -> None:
 @pytest.mark.parametrize(
     "spec", [GREEDY, drawn(1.0, 0.5, 0.5, 0.5), DrawSpec(1.0, keys=[1, 2, 3])], ids=["greedy", "drawn", "seeded"]
 )
-def test_a_text_ends_where_the_model_gives_nan(spec: DrawSpec) -> None:
+def test_generation_ends_where_the_model_gives_nan(spec: DrawSpec) -> None:
     hf = random_model(DEVICE_FORMS["two heads"].config()).to(DEVICE)
     model = probe(hf, "llama", CONTEXT, new_body)
     sound, _ = generated(model, [3, 3], [GREEDY, spec], at_once=True)
@@ -228,8 +228,8 @@ def test_a_text_ends_where_the_model_gives_nan(spec: DrawSpec) -> None:
     assert ours.ids[0] == sound.ids[0][: sound.ids[0].index(poisoned) + 1 if poisoned in sound.ids[0] else None]
 
 
-def test_a_sequence_that_moved_is_found() -> None:
-    """A graph holds no address of a sequence's memory: what grows is copied elsewhere."""
+def test_a_sequence_can_move_in_memory() -> None:
+    """A region that grows is copied elsewhere, so graphs must not contain addresses of a sequence's memory."""
     model, tokens = loaded("two heads"), random_tokens(12)
     cache = room_for(model, 4)
     first = model.read([Read(0, tokens[:4], 4)], cache)
@@ -239,7 +239,7 @@ def test_a_sequence_that_moved_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_warming_up_changes_nothing() -> None:
+def test_warming_up_changes_no_result() -> None:
     hf = random_model(DEVICE_FORMS["two heads"].config()).to(DEVICE)
     model = probe(hf, "llama", CONTEXT, new_body)
     before, _ = generated(model, [4, 1, 2], SPECS["greedy"], at_once=True)
@@ -258,8 +258,8 @@ PARAMS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [None, TreeShape((ROOT, ROOT, 0))], ids=["chains", "trees"])
 @pytest.mark.parametrize("params", list(PARAMS))
-def test_drafts_do_not_show_in_the_text(params: str, shape: TreeShape | None) -> None:
-    """Through the engine, two texts at a time; the draft model is another one of the same form."""
+def test_drafts_do_not_change_the_text(params: str, shape: TreeShape | None) -> None:
+    """Through the engine, two texts at a time, with another model of the same form as draft model."""
     target, draft = loaded("two heads"), loaded("two heads, biases")
     texts = []
     for draft_len in (0, 3):
@@ -276,7 +276,7 @@ def test_drafts_do_not_show_in_the_text(params: str, shape: TreeShape | None) ->
 
 
 @pytest.mark.slow
-def test_sampled_drafts_are_verified_by_their_laws() -> None:
+def test_sampled_drafts_are_verified_by_ratio() -> None:
     target, draft, pool = loaded("two heads"), loaded("two heads, biases"), MemoryPool(1 << 26)
     engine = Engine(target, DraftModelDrafter(draft, VOCAB_SIZE, pool), pool, speculative_tokens=2, seed=0)
     sequence = engine.add(random_tokens(5), SamplingParams(temperature=1.0, max_tokens=6))

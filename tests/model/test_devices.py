@@ -1,5 +1,5 @@
-"""Models that a device map places. This machine has one device, so what several would need is tried on parts: hooks that carry a
-layer's inputs to it, masks and memory by device."""
+"""Models with a device map. With only one device, what several would need is tested in parts: hooks that move a layer's inputs, masks
+and memory by device."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_a_device_map_loads_the_same_model(checkpoint: Maker, device_map: Any, m
     assert given == [device_map, None]
 
 
-def test_on_one_device_the_kernels_run_as_ever() -> None:
+def test_on_one_device_the_kernels_are_used() -> None:
     llm = LLM(EMBEDDED / "target", method="suffix", device_map="auto", num_threads=1)
     assert isinstance(llm.target.body, StackBody) == (load_kernels() is not None)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "deepseek_v3"])
-def test_a_model_that_accelerate_has_dispatched(checkpoint: Maker, name: str) -> None:
-    """Its hooks get our batch, cache and masks among each layer's inputs, and hand them on as they are."""
+def test_a_model_dispatched_by_accelerate_works(checkpoint: Maker, name: str) -> None:
+    """Its hooks see our batch, cache and masks among each layer's inputs, and pass them on unchanged."""
     directory = checkpoint(name)
     hf = in_memory(directory)
     whole = load_model(in_memory(directory), LoadOptions())
@@ -73,7 +73,7 @@ def test_a_model_that_accelerate_has_dispatched(checkpoint: Maker, name: str) ->
     assert torch.equal(logits_of(load_model(dispatched, LoadOptions())), logits_of(whole))
 
 
-def test_taps_of_a_dispatched_model_lie_where_its_logits_do(checkpoint: Maker) -> None:
+def test_taps_of_a_dispatched_model_are_on_the_device_of_its_logits(checkpoint: Maker) -> None:
     directory = checkpoint("llama")
     dispatched = dispatch_model(
         in_memory(directory), {"model": "cpu", "lm_head": "cpu"}, main_device="cpu", force_hooks=True
@@ -86,7 +86,7 @@ def test_taps_of_a_dispatched_model_lie_where_its_logits_do(checkpoint: Maker) -
     assert torch.equal(features, expected)
 
 
-def test_each_device_has_masks_of_its_own() -> None:
+def test_each_device_has_its_own_masks() -> None:
     metadata, mask = AttentionMetadata([]), {}
     chain = Chain(slice(0, 2), 3, torch.zeros(1, 16, 4), torch.zeros(1, 16, 4))
     for device in ("cpu", "meta", "cpu"):
@@ -94,7 +94,7 @@ def test_each_device_has_masks_of_its_own() -> None:
         assert mask[device].device.type == device
 
 
-def test_the_cache_may_take_what_the_fullest_device_has_for_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_memory_is_limited_by_the_fullest_device(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     free = {first: 3000, second: 10_000}
     monkeypatch.setattr(memory, "layers_by_device", lambda hf: Counter({first: 3, second: 5}))
@@ -121,40 +121,40 @@ def test_the_cache_may_take_what_the_fullest_device_has_for_its_layers(monkeypat
     ],
     ids=str,
 )
-def test_maps_that_cannot_work(settings: dict[str, Any], words: str) -> None:
+def test_unusable_device_maps_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ForedraftError, match=words) as caught:
         LLM(EMBEDDED / "target", method="none", **settings)
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_in_memory_that_is_partly_on_disk(checkpoint: Maker) -> None:
+def test_a_model_in_memory_that_is_partly_on_disk_is_refused(checkpoint: Maker) -> None:
     hf = in_memory(checkpoint("llama"))
     hf.hf_device_map = {"model": "cpu", "lm_head": "disk"}
     with pytest.raises(ModelError, match="leaves lm_head on disk"):
         load_model(hf, LoadOptions())
 
 
-def test_heads_and_early_exits_of_a_model_on_several_devices(checkpoint: Maker) -> None:
+def test_early_exits_of_a_model_on_several_devices_are_refused(checkpoint: Maker) -> None:
     hf = in_memory(checkpoint("llama"))
     hf.hf_device_map = {"model": 0, "lm_head": 1}
     with pytest.raises(ModelError, match="is split over several devices, but heads and early exits"):
         LLM(hf, exit_layer=1)
 
 
-def test_a_gguf_file_has_one_device(tmp_path: Path) -> None:
+def test_a_gguf_file_with_a_device_map_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
     with pytest.raises(ModelError, match="GGUF"):
         load_model(file, LoadOptions(device_map="auto"))
 
 
-def test_without_accelerate(checkpoint: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_accelerate_the_error_says_what_to_install(checkpoint: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"pip install 'foredraft\[accelerate\]'"):
         load_model(checkpoint("llama"), LoadOptions(device_map="auto"))
 
 
-def test_the_command_line(checkpoint: Maker) -> None:
+def test_the_command_line_takes_device_maps(checkpoint: Maker) -> None:
     target = str(checkpoint("llama"))
     assert_refused(generate("--model", target, "--device-map", '{"model": "disk"}', "hello"), "disk")
     assert_refused(generate("--model", target, "--device-map", "nowhere", "hello"), "device_map", "nowhere")

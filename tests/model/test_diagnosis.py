@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be used: one line with the true reason, as target and as draft."""
+"""Unusable checkpoints are refused in one line with the true reason, as target and as draft."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Change = Callable[[Path], None]
 
 
 def weight(key: str, value: float) -> Change:
-    """One number of one matrix, in a row that few texts read."""
+    """Change one number of a matrix, in a row that few texts use."""
 
     def change(folder: Path) -> None:
         file = folder / "model.safetensors"
@@ -72,7 +72,7 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("change", "words"), BROKEN.values(), ids=BROKEN.keys())
 @pytest.mark.parametrize("role", ["model", "draft_model"])
-def test_a_broken_checkpoint_is_told_for_what_it_is(
+def test_a_broken_checkpoint_is_refused_with_the_true_reason(
     change: Change, words: tuple[str, ...], role: str, tmp_path: Path
 ) -> None:
     name = "target" if role == "model" else "draft"
@@ -87,8 +87,8 @@ def test_a_broken_checkpoint_is_told_for_what_it_is(
         assert word in message
 
 
-def test_layers_that_the_default_leaves_out_are_missed(tmp_path: Path) -> None:
-    """A class whose default is fewer layers than the file has would run without the rest."""
+def test_layers_missing_from_the_configuration_are_noticed(tmp_path: Path) -> None:
+    """If a class's default is fewer layers than the file has, the model would run without the rest."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     folder = tmp_path / "gpt2"
@@ -98,8 +98,8 @@ def test_layers_that_the_default_leaves_out_are_missed(tmp_path: Path) -> None:
         load_model(folder, LoadOptions(device="cpu"))
 
 
-def test_minus_infinity_may_stand_in_logits(tmp_path: Path) -> None:
-    """Some models mask what they never say."""
+def test_logits_may_be_minus_infinity(tmp_path: Path) -> None:
+    """Some models mask ids that they never write."""
     from transformers import AutoModelForCausalLM
 
     hf = AutoModelForCausalLM.from_pretrained(EMBEDDED / "draft")
@@ -120,14 +120,14 @@ def test_minus_infinity_may_stand_in_logits(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
 @pytest.mark.parametrize("device", ["cuda", "cuda:3", "meta", "toaster"])
-def test_a_device_that_is_not_there_is_one_line(device: str) -> None:
+def test_a_missing_device_is_refused_in_one_line(device: str) -> None:
     with pytest.raises(ModelError, match="device") as caught:
         LLM(device=device)
     assert "\n" not in str(caught.value)
 
 
 def asked(name: str, **environment: str) -> str:
-    """What LLM(name) is refused with in a process of its own: the library reads its environment once."""
+    """The error message of LLM(name) in a process of its own, since huggingface_hub reads its environment once."""
     script = (
         "import sys, foredraft\ntry: foredraft.LLM(sys.argv[1])\nexcept foredraft.ModelError as error: print(error)\n"
     )
@@ -146,7 +146,7 @@ def asked(name: str, **environment: str) -> str:
 
 @contextmanager
 def hub(status: int, code: str) -> Iterator[str]:
-    """A hub that answers everything so. Its address."""
+    """Run a hub that answers every request with this status. Yields its address."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -182,7 +182,7 @@ def hub(status: int, code: str) -> Iterator[str]:
         (404, "EntryNotFound", "no config.json"),
     ],
 )
-def test_what_the_hub_says_is_passed_on(status: int, code: str, words: str, tmp_path: Path) -> None:
+def test_the_hubs_error_is_reported(status: int, code: str, words: str, tmp_path: Path) -> None:
     with hub(status, code) as address:
         message = asked("some-org/some-model", HF_ENDPOINT=address, HF_HOME=str(tmp_path))
     assert message.startswith("some-org/some-model: ")
@@ -199,7 +199,7 @@ def test_what_the_hub_says_is_passed_on(status: int, code: str, words: str, tmp_
     ],
     ids=["refused", "offline"],
 )
-def test_a_hub_that_cannot_be_reached_is_said(environment: dict[str, str], words: str, tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_reported(environment: dict[str, str], words: str, tmp_path: Path) -> None:
     message = asked("some-org/some-model", HF_HOME=str(tmp_path), **environment)
     assert "the hub cannot be reached" in message
     assert words in message

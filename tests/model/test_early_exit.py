@@ -1,4 +1,4 @@
-"""The first layers of a model alone: what the library's own shorter model gives, over the same weights and cache."""
+"""The first layers of a model alone: they give what transformers' own shorter model gives, with the same weights and cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def logits(model: LanguageModel) -> Tensor:
 
 
 def shorter_by_the_library(path: Any) -> Tensor:
-    """transformers loads the first layer alone."""
+    """The logits of transformers with only the first layer loaded."""
     config = AutoConfig.from_pretrained(path)
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None):
@@ -59,17 +59,17 @@ def random_exit(target: LanguageModel, adapter_size: int) -> Exit:
 
 
 def distances(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Of each row, relative to it."""
+    """The relative error of each row."""
     return (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
 
 
 @pytest.mark.parametrize("name", sorted(SPECIES))
-def test_the_librarys_own_shorter_model_gives_the_same(checkpoint: Maker, name: str) -> None:
+def test_first_layers_give_the_logits_of_a_shorter_model(checkpoint: Maker, name: str) -> None:
     target = load_model(checkpoint(name), FLOAT32)
     whole = logits(target)
     shorter = first_layers(target, 1, None, unquantized)
     assert torch.allclose(logits(shorter), shorter_by_the_library(checkpoint(name)), atol=2e-4, rtol=1e-4)
-    assert torch.equal(logits(target), whole)  # and the whole one is as it was
+    assert torch.equal(logits(target), whole)  # the whole model is unchanged
 
 
 @pytest.mark.parametrize(("name", "path"), NORMS.items())
@@ -84,7 +84,7 @@ def test_the_final_norm_is_found(checkpoint: Maker, name: str, path: str) -> Non
     [("llama", 0), ("llama", 32), ("qwen3", 32), ("granite", 32), ("mixtral", 32), ("gemma2", 0), ("starcoder2", 0)],
 )
 def test_the_compiled_kernels_compute_a_trained_exit(checkpoint: Maker, name: str, adapter_size: int) -> None:
-    """Against the library's code in float32, over weights rounded to bfloat16."""
+    """Compared with transformers' code in float32, with weights rounded to bfloat16."""
     target, reference = load_model(checkpoint(name), BF16), load_model(checkpoint(name), FLOAT32)
     for parameter in reference.hf.parameters():
         parameter.data = parameter.data.bfloat16().float()
@@ -97,7 +97,7 @@ def test_the_compiled_kernels_compute_a_trained_exit(checkpoint: Maker, name: st
     assert float(distances(ours, logits(first_layers(reference, 1, None, unquantized))).median()) > 0.1
 
 
-def test_layers_and_adapters_that_cannot_be_are_refused(checkpoint: Maker) -> None:
+def test_impossible_layers_and_adapters_are_refused(checkpoint: Maker) -> None:
     target = load_model(checkpoint("llama"), FLOAT32)
     for num_layers in (0, 2):
         with pytest.raises(ModelError, match="has 2 layers: an early exit must come after 1 to 1 of them"):

@@ -1,4 +1,4 @@
-"""Every encoder-decoder that is supported, as a flattened ragged batch, against the library's own separate passes."""
+"""Every supported encoder-decoder, as a flattened ragged batch, compared with separate passes of transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE_LENS, LENS = (11, 60, 1, 30), (10, 45, 18, 1)
 
 @cache
 def loaded(name: str) -> LanguageModel:
-    """Its logits have a standard deviation of 1, so that what the head does to rounding is no part of a difference."""
+    """A random model whose logits have a standard deviation of 1, so that its head does not magnify rounding errors."""
     return load_model(random_model(ENCODER_DECODERS[name].config(), sharpness=1.0), LoadOptions())
 
 
@@ -37,9 +37,9 @@ def random_ids(lens: Sequence[int], seed: int) -> list[list[int]]:
 
 
 def own_logits(hf: PreTrainedModel, source: Sequence[int], text: Sequence[int]) -> Tensor:
-    """The library's, in a pass of its own, by its own attention."""
+    """transformers' logits, in a pass of its own, with its own attention."""
     ids, decoder_ids = torch.tensor([source]), torch.tensor([text])
-    # with masks, since some families would take an id for padding
+    # with masks, since some families treat an id as padding
     masks = {"attention_mask": torch.ones_like(ids), "decoder_attention_mask": torch.ones_like(decoder_ids)}
     with torch.inference_mode():
         logits: Tensor = hf(input_ids=ids, decoder_input_ids=decoder_ids, **masks, use_cache=False).logits[0]
@@ -55,7 +55,7 @@ def open_cache(model: LanguageModel, sources: Sequence[Sequence[int]], texts: Se
 
 
 def read_in_chunks(model: LanguageModel, cache: KVCache, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Every text's logits; each advances by its own number of tokens in each pass, and a pass holds all that are not done."""
+    """Every text's logits. Each text advances by its own number of tokens in each pass, and a pass has all texts that are not done."""
 
     def sizes() -> Iterator[int]:
         while True:
@@ -75,7 +75,7 @@ def read_in_chunks(model: LanguageModel, cache: KVCache, texts: Sequence[Sequenc
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_logits_of_a_ragged_batch_are_those_of_separate_passes(name: str) -> None:
-    """Past every window, and past the distance from which T5's bias does not change."""
+    """Past every window, and past the distance from which T5's bias is constant."""
     model = loaded(name)
     sources, texts = random_ids(SOURCE_LENS, 1), random_ids(LENS, 2)
     measured = read_in_chunks(model, open_cache(model, sources, texts), texts)
@@ -84,7 +84,7 @@ def test_logits_of_a_ragged_batch_are_those_of_separate_passes(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_rows_of_a_tree_are_those_of_the_chains_they_lie_on(name: str) -> None:
+def test_rows_of_a_tree_are_those_of_their_chains(name: str) -> None:
     model = loaded(name)
     (source,), (text,) = random_ids([23], 3), random_ids([9], 4)
     cache = open_cache(model, [source], [[*text, *range(6)]])
@@ -98,8 +98,8 @@ def test_rows_of_a_tree_are_those_of_the_chains_they_lie_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_padding_and_start_ids_in_a_text_are_tokens_like_others(name: str) -> None:
-    """The library counts positions by the padding id in some families; texts that were written have no padding."""
+def test_padding_and_start_ids_in_a_text_are_ordinary_tokens(name: str) -> None:
+    """Some families in transformers count positions by the padding id, but generated texts have no padding."""
     model = loaded(name)
     (source,), (text,) = random_ids([8], 5), random_ids([12], 6)
     text[0] = model.traits.start_ids[0]
@@ -107,8 +107,8 @@ def test_padding_and_start_ids_in_a_text_are_tokens_like_others(name: str) -> No
     assert float((measured - own_logits(model.hf, source, text)).abs().max()) <= 1e-4
 
 
-def test_the_owner_keeps_the_attention_that_he_chose() -> None:
-    """T5's stacks have configurations of their own."""
+def test_the_users_attention_implementation_is_kept() -> None:
+    """Also in T5, whose stacks have their own configurations."""
     model = loaded("t5")
     before = [config._attn_implementation for config in (model.hf.config, model.hf.get_decoder().config)]
     cache = open_cache(model, [[4, 5]], [[0, 7]])
@@ -121,14 +121,14 @@ def test_the_owner_keeps_the_attention_that_he_chose() -> None:
 @pytest.mark.parametrize(
     "kind", ["longt5", "switch_transformers", "led", "prophetnet", "speech_to_text", "vision-encoder-decoder"]
 )
-def test_others_are_refused_by_name(kind: str) -> None:
+def test_unsupported_encoder_decoders_are_refused_by_name(kind: str) -> None:
     config = object.__new__(CONFIG_MAPPING[kind])
     config.__dict__["is_encoder_decoder"] = True
     with pytest.raises(ModelError, match=rf"an encoder-decoder \({kind}\) that .* are supported"):
         refuse_unsupported(config, "some/model")
 
 
-def test_what_the_decoder_begins_with_must_be_known() -> None:
+def test_a_decoder_start_token_is_required() -> None:
     config = ENCODER_DECODERS["bart"].config()
     config.decoder_start_token_id = None
     with pytest.raises(ModelError, match="set decoder_start_token_id"):
@@ -145,7 +145,7 @@ needs_kernels = pytest.mark.skipif(load_kernels() is None, reason=f"no compiled 
 
 @cache
 def compiled(name: str, precision: str) -> LanguageModel:
-    """With packed matrices, as a checkpoint is loaded."""
+    """A model with packed matrices, as if loaded from a checkpoint."""
     hf, options = random_model(ENCODER_DECODERS[name].config()), COMPILED[precision]
     if options.is_rounded:
         return load_model(hf, options)
@@ -157,8 +157,8 @@ FORMS = [*((name, "int8") for name in ENCODER_DECODERS), ("t5", "bfloat16"), ("t
 
 @needs_kernels
 @pytest.mark.parametrize(("name", "precision"), FORMS)
-def test_rows_of_packed_models_have_the_same_bits_in_every_company(name: str, precision: str) -> None:
-    """Loading compares logits with the library's. Here: texts cut together, and each read at once behind its source alone."""
+def test_rows_of_packed_models_have_the_same_bits_in_every_batch(name: str, precision: str) -> None:
+    """Loading compares logits with transformers'. This compares texts in chunks and batches with each text alone in one pass."""
     model = compiled(name, precision)
     assert model.traits.row_exact
     sources, texts = random_ids(SOURCE_LENS, 1), random_ids(LENS, 2)
@@ -170,7 +170,7 @@ def test_rows_of_packed_models_have_the_same_bits_in_every_company(name: str, pr
 
 @needs_kernels
 @pytest.mark.parametrize(("name", "precision"), [("t5", "bfloat16"), ("bart", "int8"), ("t5gemma", "int8")])
-def test_rows_of_a_tree_have_the_bits_of_the_chains_they_lie_on(name: str, precision: str) -> None:
+def test_rows_of_a_tree_have_the_bits_of_their_chains(name: str, precision: str) -> None:
     model = compiled(name, precision)
     (source,), (text,) = random_ids([23], 3), random_ids([19], 4)
     cache = open_cache(model, [source], [[*text, *range(6)]])
@@ -182,17 +182,17 @@ def test_rows_of_a_tree_have_the_bits_of_the_chains_they_lie_on(name: str, preci
         assert torch.equal(logits[node], expected[0])
 
 
-def test_stored_quantization_is_refused() -> None:
+def test_a_quantized_encoder_decoder_is_refused() -> None:
     hf = random_model(ENCODER_DECODERS["t5"].config())
-    hf.is_quantized = True  # as the library marks one
+    hf.is_quantized = True  # as transformers marks one
     hf.config.quantization_config = {"quant_method": "fp8"}
     with pytest.raises(ModelError, match=r"a quantized encoder-decoder \(fp8\); give a floating-point checkpoint"):
         load_model(hf, LoadOptions())
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "t5gemma"])
-def test_sixteen_bits_in_memory_are_read_as_the_library_reads_them(name: str) -> None:
-    """Loading compares the two. The owner's model keeps its layers, with PyTorch's products."""
+def test_a_bfloat16_model_in_memory_gives_the_logits_of_transformers(name: str) -> None:
+    """Loading compares the two. The user's model keeps its layers, with PyTorch's products."""
     model = load_model(random_model(ENCODER_DECODERS[name].config()).bfloat16(), LoadOptions())
     assert not model.traits.row_exact
     assert model.traits.bytes_per_source_token == loaded(name).traits.bytes_per_source_token // 2

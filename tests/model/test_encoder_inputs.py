@@ -1,4 +1,4 @@
-"""Features at the door: copied, and refused in one line where the encoder could not read them."""
+"""Input features are copied, or refused in one line if the encoder could not read them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def test_features_may_be_a_tensor_an_array_or_lists_and_are_copied() -> None:
         (torch.full(SHAPE, float("nan")), "not finite"),
     ],
 )
-def test_others_are_refused(features: Any, words: str) -> None:
+def test_unreadable_features_are_refused(features: Any, words: str) -> None:
     with pytest.raises(ForedraftError, match=words):
         SHAPE.source_of(features)

@@ -1,4 +1,4 @@
-"""Our mixture of experts against the library's own, for every layout it has; and what a row's bits depend on."""
+"""Our mixture of experts compared with transformers' own, for each of its layouts; and what the bits of a row depend on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_EXPERTS, WIDTH, INNER = 5, 32, 48
 
 
 def make_experts(**layout: Any) -> Any:
-    """Experts as the library would have them: `layout` as in its decorator."""
+    """Experts as in transformers. layout: arguments of its decorator."""
 
     class Experts(nn.Module):
         def __init__(self, config: Any) -> None:
@@ -58,7 +58,7 @@ LAYOUTS: list[dict[str, bool]] = [
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @torch.inference_mode()
-def test_every_layout_gives_what_the_library_gives(layout: dict[str, bool]) -> None:
+def test_every_layout_gives_the_results_of_transformers(layout: dict[str, bool]) -> None:
     experts = make_experts(**layout)
     for num_rows in (1, 7):
         hidden, ids, weights = routing(num_rows)
@@ -75,8 +75,8 @@ def test_a_gate_of_the_models_own_is_used() -> None:
 
 
 @torch.inference_mode()
-def test_an_expert_that_lives_elsewhere_adds_nothing() -> None:
-    """Under expert parallelism ids past the last expert stand for those of other machines."""
+def test_experts_of_other_machines_add_nothing() -> None:
+    """With expert parallelism ids past the last expert mean experts of other machines."""
     experts = make_experts()
     hidden, ids, weights = routing(4)
     elsewhere = ids.clone()
@@ -87,7 +87,7 @@ def test_an_expert_that_lives_elsewhere_adds_nothing() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @torch.inference_mode()
-def test_a_row_alone_has_the_bits_it_has_among_others(layout: dict[str, bool]) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(layout: dict[str, bool]) -> None:
     experts = make_experts(**layout).bfloat16()
     hidden, ids, weights = routing(40)
     hidden, weights = hidden.bfloat16(), weights.bfloat16()

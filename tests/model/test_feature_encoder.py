@@ -1,4 +1,4 @@
-"""Whisper as a flattened ragged batch, against the library's own separate passes."""
+"""Whisper as a flattened ragged batch, compared with separate passes of transformers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LENS = (10, 45, 18, 1)
 
 @cache
 def loaded() -> LanguageModel:
-    """Its logits have a standard deviation of 1, so that what the head does to rounding is no part of a difference."""
+    """A random model whose logits have a standard deviation of 1, so that its head does not magnify rounding errors."""
     return load_model(random_model(WHISPER.config(), sharpness=1.0), LoadOptions())
 
 
 def own_logits(features: Tensor, text: Sequence[int]) -> Tensor:
-    """The library's, in a pass of its own, by its own eager attention."""
+    """transformers' logits, in a pass of its own, with its own eager attention."""
     hf = random_model(WHISPER.config(), sharpness=1.0)
     hf.set_attn_implementation("eager")
     with torch.inference_mode():
@@ -56,7 +56,7 @@ def test_logits_of_a_ragged_batch_are_those_of_separate_passes() -> None:
     assert all(float((a - b).abs().max()) > 0.1 for a, b in zip(measured, others, strict=True))
 
 
-def test_rows_of_a_tree_are_those_of_the_chains_they_lie_on() -> None:
+def test_rows_of_a_tree_are_those_of_their_chains() -> None:
     features, (text,) = sound(SHAPE, 5), random_ids([9], 4)
     held = open_cache(loaded(), [features], [[*text, *range(6)]])
     loaded().read([Read(0, text[:-1], 0)], held)
@@ -65,7 +65,7 @@ def test_rows_of_a_tree_are_those_of_the_chains_they_lie_on() -> None:
         assert float((logits[node] - own_logits(features, [*text, *path])[-1]).abs().max()) <= 1e-4
 
 
-def test_what_was_measured_is_what_the_cache_takes() -> None:
+def test_measured_traits_match_the_memory_of_the_cache() -> None:
     traits = loaded().traits
     assert (traits.source_len, traits.context_len, traits.feature_shape) == (40, 256, SHAPE)
     assert traits.bytes_per_source_token == 2 * 3 * 64 * 4
@@ -75,7 +75,7 @@ def test_what_was_measured_is_what_the_cache_takes() -> None:
 
 @pytest.mark.skipif(load_kernels() is None, reason=f"no compiled kernels here: {why_none()}")
 @pytest.mark.parametrize("options", [LoadOptions(), LoadOptions(quantization="int8")])
-def test_a_checkpoint_in_few_bits_has_the_same_bits_in_every_company(options: LoadOptions, tmp_path: Path) -> None:
+def test_low_precision_rows_have_the_same_bits_in_every_batch(options: LoadOptions, tmp_path: Path) -> None:
     random_model(WHISPER.config()).bfloat16().save_pretrained(tmp_path)
     assert examine(tmp_path, options).model_type == "whisper"
     model = load_model(tmp_path, options)

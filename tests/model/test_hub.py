@@ -1,4 +1,4 @@
-"""A configuration is asked of the hub only for what may be a hub id."""
+"""The hub is asked for a configuration only if the name may be a hub id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from foredraft.model import hub
 
 
-def test_of_a_directory_its_own_is_read(tmp_path: Path) -> None:
+def test_the_configuration_of_a_directory_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert hub.config_of(str(tmp_path))["model_type"] == "llama"
 
@@ -24,7 +24,7 @@ def test_the_hub_is_not_asked_for_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert not asked
 
 
-def test_what_the_hub_does_not_have_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_missing_from_the_hub_has_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> str:
         raise OSError("not found")
 

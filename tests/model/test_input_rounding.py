@@ -1,4 +1,4 @@
-"""How far rounding inputs moves logits is measured on the sequence that is rounded, and nothing else is changed."""
+"""The effect of rounding inputs is measured on one sequence, whose inputs are rounded; nothing else is changed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DEEP = zoo.Species(
 INT8 = LoadOptions(device="cpu", quantization="int8")
 
 
-def test_inputs_are_whole_steps_of_their_group() -> None:
+def test_rounded_inputs_are_multiples_of_their_groups_step() -> None:
     x = torch.tensor([[12.7, -1.26, 0.04, 0.0], [0.0, 0.0, 254.0, 3.1]])
     expected = torch.tensor([[12.7, -1.3, 0.04, 0.0], [0.0, 0.0, 254.0, 4.0]])
     assert torch.allclose(rounded(x, 2), expected, rtol=1e-6)
 
 
-def test_only_the_sequence_that_is_named_is_rounded() -> None:
+def test_only_the_given_sequence_is_rounded() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     x = torch.randn(1, 5, 64).repeat(3, 1, 1)
@@ -54,7 +54,7 @@ def test_stored_weights_are_rounded_in_their_own_groups() -> None:
 
 @pytest.mark.slow
 @NEEDS_KERNELS
-def test_a_deep_model_loads_in_int8_and_its_rows_do_not_see_each_other() -> None:
+def test_a_deep_model_loads_in_int8_with_exact_rows() -> None:
     hf = zoo.random_model(DEEP.config()).to(torch.bfloat16)
     model = probe(hf, "deep", 256, lambda ours: prepare(ours, "deep", INT8), rounded_groups(INT8))
     assert model.traits.row_exact
@@ -63,8 +63,8 @@ def test_a_deep_model_loads_in_int8_and_its_rows_do_not_see_each_other() -> None
 @pytest.mark.slow
 @NEEDS_KERNELS
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_a_deep_model_whose_rows_do_see_each_other_is_refused(share: float) -> None:
-    """share: of every row's logits that is another row's instead."""
+def test_a_deep_model_whose_rows_affect_each_other_is_refused(share: float) -> None:
+    """share: the part of every row's logits that is replaced by another row's."""
 
     def leaky(ours: object) -> object:
         body = prepare(ours, "deep", INT8)  # type: ignore[arg-type]

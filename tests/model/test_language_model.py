@@ -1,4 +1,4 @@
-"""What LanguageModel promises, whatever body computes it: mostly on a small random model run by the library's code."""
+"""The promises of LanguageModel with any body, mostly tested on a small random model with transformers' code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model() -> LanguageModel:
 
 @torch.inference_mode()
 def reference(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
-    """The library's own logits of one text, [T, V]."""
+    """transformers' own logits of one text, [T, V]."""
     logits: Tensor = model.hf(torch.tensor([tokens]), use_cache=False).logits[0]
     return logits
 
@@ -47,7 +47,7 @@ def test_reading_gives_the_last_rows_of_each_read_and_fills_the_cache(model: Lan
     assert [cache.region(i).tokens for i in (0, 1)] == [FIRST, SECOND]
 
 
-def test_what_cannot_be_read_is_refused_and_leaves_no_trace(model: LanguageModel) -> None:
+def test_bad_reads_are_refused_and_leave_no_trace(model: LanguageModel) -> None:
     cache = model.new_cache(MemoryPool(1 << 20))
     with pytest.raises(RuntimeError, match="sequence 0: no room is reserved for 8 more tokens"):
         model.read([Read(0, FIRST, 1)], cache)
@@ -61,7 +61,7 @@ def test_what_cannot_be_read_is_refused_and_leaves_no_trace(model: LanguageModel
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_features_are_the_hidden_states_of_transformers(name: str) -> None:
-    """Of all rows of ragged batches, read in two passes, taps in the order in which they were asked for."""
+    """For all rows of ragged batches, read in two passes, with taps in the requested order."""
     hf = random_model(SPECIES[name].config())
     model = LanguageModel(hf, Traits(name, VOCAB_SIZE, CONTEXT, BYTES_PER_TOKEN, row_exact=False))
     taps = (hf.config.num_hidden_layers, 0, FINAL_NORM, 1)
@@ -74,7 +74,7 @@ def test_features_are_the_hidden_states_of_transformers(name: str) -> None:
         assert torch.allclose(features, hidden_states(hf, tokens, taps), atol=1e-3)
 
 
-def test_features_are_forgotten_moved_and_copied_with_their_tokens(model: LanguageModel) -> None:
+def test_features_are_dropped_moved_and_copied_with_their_tokens(model: LanguageModel) -> None:
     taps = (1, FINAL_NORM)
     cache = room_with_taps(model, taps)
     model.read([Read(0, FIRST, 0)], cache)
@@ -89,7 +89,7 @@ def test_features_are_forgotten_moved_and_copied_with_their_tokens(model: Langua
     assert torch.allclose(features_of(cache, 0), before, atol=1e-4)
 
 
-def test_features_are_in_the_budget(model: LanguageModel) -> None:
+def test_features_count_in_the_memory_per_token(model: LanguageModel) -> None:
     width = model.hf.config.hidden_size
     assert model.bytes_per_token((0, 1, FINAL_NORM)) == BYTES_PER_TOKEN + 3 * width * 4
     assert model.new_cache(MemoryPool(1), (0, 1)).bytes_per_token == BYTES_PER_TOKEN + 2 * width * 4
@@ -102,7 +102,7 @@ def test_without_taps_there_are_no_features(model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("tap", [-2, 3])
-def test_a_tap_that_is_not_there_is_refused(model: LanguageModel, tap: int) -> None:
+def test_a_nonexistent_tap_is_refused(model: LanguageModel, tap: int) -> None:
     with pytest.raises(
         ModelError, match=r"toy has 2 layers, but hidden states .* they are numbered from 0 to 2, and -1 stands"
     ):
@@ -122,8 +122,8 @@ def features_of(cache: KVCache, seq_id: int) -> Tensor:
     return features
 
 
-def test_generating_writes_what_transformers_writes(model: LanguageModel) -> None:
-    """The last token is not read, the others are in the cache."""
+def test_generated_text_is_that_of_transformers(model: LanguageModel) -> None:
+    """The last token is not in the cache, the others are."""
     cache = model.scratch_cache([32, 32])
     model.read([Read(0, FIRST[:4], 0)], cache)
     reads, lens = [Read(0, FIRST[4:], 1), Read(1, SECOND, 1)], [6, 3]
@@ -134,7 +134,7 @@ def test_generating_writes_what_transformers_writes(model: LanguageModel) -> Non
     assert cache.region(1).tokens == [*SECOND, *expected[1][:-1]]
 
 
-def test_generated_ids_are_the_first_of_the_vocabulary(model: LanguageModel) -> None:
+def test_generated_ids_are_within_the_given_vocabulary_size(model: LanguageModel) -> None:
     spec = DrawSpec(1.0, uniforms=[0.5, 0.999])
     ids, token_probs = model.generate([Read(0, FIRST, 1)], [2], 5, model.scratch_cache([32]), [spec])
     assert len(ids[0]) == 2
@@ -144,11 +144,11 @@ def test_generated_ids_are_the_first_of_the_vocabulary(model: LanguageModel) -> 
     assert torch.allclose(token_probs.probs.sum(1), torch.ones(2))
 
 
-def test_nothing_is_generated_after_no_reads(model: LanguageModel) -> None:
+def test_generating_without_reads_gives_nothing(model: LanguageModel) -> None:
     assert model.generate([], [], VOCAB_SIZE, model.scratch_cache([]), []) == Generated([])
 
 
-def test_the_owners_model_stays_as_it_is_until_it_is_taken_over(model: LanguageModel) -> None:
+def test_the_users_model_is_not_changed_until_take_over(model: LanguageModel) -> None:
     before = model.hf.config._attn_implementation
     cache = model.scratch_cache([16])
     plain = model.read([Read(0, FIRST, 8)], cache)
@@ -158,7 +158,7 @@ def test_the_owners_model_stays_as_it_is_until_it_is_taken_over(model: LanguageM
     assert torch.equal(model.read([Read(0, FIRST, 8)], model.scratch_cache([16])), plain)
 
 
-def test_caches(model: LanguageModel) -> None:
+def test_new_and_scratch_caches_have_the_right_sizes(model: LanguageModel) -> None:
     pool = MemoryPool(BYTES_PER_TOKEN * 64)
     cache = model.new_cache(pool)
     assert cache.reserve(0, 64)
@@ -169,13 +169,13 @@ def test_caches(model: LanguageModel) -> None:
     assert scratch.pool.total == 0
 
 
-def test_a_body_is_warmed_up_with_the_sizes(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_passes_the_sizes_to_the_body(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[WarmUpSizes] = []
     monkeypatch.setattr(LibraryBody, "warm_up", lambda body, given: sizes.append(given))
     model.warm_up(WarmUpSizes(4, 5, VOCAB_SIZE, drafts=False))
     assert sizes == [WarmUpSizes(4, 5, VOCAB_SIZE, drafts=False)]
 
 
-def test_on_a_cpu_a_pass_is_over_when_it_returns(model: LanguageModel) -> None:
+def test_on_a_cpu_passes_are_synchronous(model: LanguageModel) -> None:
     assert model.device == torch.device("cpu")
     assert not model.runs_ahead

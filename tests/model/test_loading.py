@@ -1,4 +1,4 @@
-"""What loads, as what, and what is refused with which words."""
+"""Which models load and how, and which are refused with which message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLOAT32 = LoadOptions(dtype="float32", device="cpu")
 
 @pytest.fixture
 def llama(checkpoint: Maker, tmp_path: Path) -> Path:
-    """A copy of its own, to be spoiled."""
+    """A copy of a checkpoint for a test to damage."""
     return Path(shutil.copytree(checkpoint("llama"), tmp_path / "llama"))
 
 
@@ -41,7 +41,7 @@ def edit(directory: Path, file: str, **changes: Any) -> None:
 
 
 def refusal(source: str | Path | PreTrainedModel, options: LoadOptions = CPU) -> str:
-    """The message of the ModelError: one line, that names the model."""
+    """The message of the ModelError; asserts that it is one line and names the model."""
     with pytest.raises(ModelError) as caught:
         load_model(source, options)
     message = str(caught.value)
@@ -78,7 +78,7 @@ def test_a_hub_id_and_its_options_reach_the_library(monkeypatch: pytest.MonkeyPa
     assert calls[1][1]["dtype"] == torch.bfloat16
 
 
-def test_a_tokenizer_is_asked_for_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_is_loaded_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
         formats.AutoTokenizer, "from_pretrained", lambda name, **kwargs: seen.update(name=name, **kwargs) or "tokenizer"
@@ -96,7 +96,7 @@ def test_a_tokenizer_is_asked_for_with_the_same_options(monkeypatch: pytest.Monk
         ("float32", torch.float32),
     ],
 )
-def test_a_directory_loads_in_the_dtype_asked_for(
+def test_a_directory_loads_in_the_given_dtype(
     dtype: str | torch.dtype, expected: torch.dtype, checkpoint: Maker
 ) -> None:
     model = load_model(checkpoint("llama"), LoadOptions(dtype=dtype, device="cpu"))
@@ -109,7 +109,7 @@ def test_a_directory_loads_in_the_dtype_asked_for(
     assert model.traits.bytes_per_token == 2 * 2 * 2 * 16 * expected.itemsize
 
 
-def test_a_loaded_model_is_taken_as_it_is() -> None:
+def test_a_model_in_memory_keeps_its_dtype() -> None:
     hf = random_model(SPECIES["llama"].config()).train()
     model = load_model(hf, LoadOptions(dtype="bfloat16"))
     assert model.hf is hf
@@ -119,7 +119,7 @@ def test_a_loaded_model_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float16"])
-def test_float16_runs_in_bfloat16_on_a_cpu_and_says_so(
+def test_float16_runs_in_bfloat16_on_a_cpu_with_a_warning(
     dtype: str, llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     random_model(SPECIES["llama"].config()).half().save_pretrained(llama)
@@ -188,7 +188,7 @@ def test_a_truncated_file_is_refused(size: int, llama: Path) -> None:
     assert "cannot be loaded" in refusal(llama)
 
 
-def test_a_checkpoint_that_lacks_a_tensor_is_refused(llama: Path) -> None:
+def test_a_checkpoint_without_one_of_its_tensors_is_refused(llama: Path) -> None:
     tensors = load_file(llama / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, llama / "model.safetensors", {"format": "pt"})
@@ -309,7 +309,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_that_cannot_work_is_refused_with_the_reason(kind: str, tmp_path: Path) -> None:
+def test_an_unsupported_model_is_refused_with_the_reason(kind: str, tmp_path: Path) -> None:
     config_class, settings, auto_class, reason = REFUSED[kind]
     torch.manual_seed(0)
     model = auto_class.from_config(getattr(transformers, config_class)(**settings))
@@ -340,7 +340,7 @@ ROPES: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ROPES)
-def test_a_growing_rotary_embedding_ends_the_context_where_it_starts_to_grow(
+def test_the_context_ends_where_a_rotary_embedding_would_change(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     name, limit, rope = ROPES[kind]
@@ -354,7 +354,7 @@ def test_a_growing_rotary_embedding_ends_the_context_where_it_starts_to_grow(
 
     tokens = torch.randint(2, VOCAB_SIZE, (2, 2 * limit), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        model.hf(tokens)  # its owner reads further, and it grows
+        model.hf(tokens)  # its user reads further, and the embedding grows
         expected = model.hf(tokens[:, : limit - 1]).logits
     ours = read_in_chunks(model, tokens[:, : limit - 1].tolist(), sizes())
     for row in range(2):
@@ -363,11 +363,11 @@ def test_a_growing_rotary_embedding_ends_the_context_where_it_starts_to_grow(
         LLM(model.hf).generate(tokens[0].tolist(), SamplingParams(max_tokens=1))
 
 
-# The model is left as it was
+# The model is not changed
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral"])
-def test_a_model_in_memory_still_works_for_its_owner(name: str) -> None:
+def test_a_model_in_memory_still_works_for_its_user(name: str) -> None:
     hf = random_model(SPECIES[name].config())
     before = (hf.config._attn_implementation, hf.config._experts_implementation)
     prompt = torch.tensor([[5, 9, 14, 3]])
@@ -377,7 +377,7 @@ def test_a_model_in_memory_still_works_for_its_owner(name: str) -> None:
     assert torch.equal(hf.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0), own)
 
 
-def test_the_choice_of_every_part_is_restored_even_after_a_failure() -> None:
+def test_the_attention_of_every_part_is_restored_after_a_failure() -> None:
     config = transformers.Gemma3Config()
     config._attn_implementation = {"": "sdpa", "text_config": "eager", "vision_config": "sdpa"}
     with torch.device("meta"):

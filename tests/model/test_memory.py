@@ -1,4 +1,4 @@
-"""Loading in another dtype gives the numbers that the library's own conversion gives."""
+"""Loading in another dtype gives the same numbers as transformers' own conversion."""
 
 from __future__ import annotations
 

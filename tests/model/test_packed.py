@@ -32,7 +32,7 @@ class Two(nn.Module):
 
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
-def test_the_same_bits_for_any_number_of_rows(bias: bool) -> None:
+def test_packed_layers_give_the_same_bits_for_any_number_of_rows(bias: bool) -> None:
     torch.manual_seed(0)
     model = Two(bias).to(torch.bfloat16)
     x = torch.randn(1, 200, 256).to(torch.bfloat16)
@@ -45,8 +45,8 @@ def test_the_same_bits_for_any_number_of_rows(bias: bool) -> None:
         assert torch.equal(model(x[:, 3 : 3 + num_rows]), whole[:, 3 : 3 + num_rows])
 
 
-def test_only_what_is_loaded_here_is_packed() -> None:
-    """A user's own model keeps its layers; ours does not keep the originals beside the packed ones."""
+def test_only_models_that_foredraft_loads_are_packed() -> None:
+    """A user's own model keeps its layers; one that foredraft loads does not keep the originals beside the packed ones."""
     ours = load_model(EMBEDDED / "target", LoadOptions(dtype="bfloat16", device="cpu"))
     assert not [m for m in ours.hf.modules() if type(m) is nn.Linear]
     theirs = AutoModelForCausalLM.from_pretrained(EMBEDDED / "target", dtype=torch.bfloat16)
@@ -79,7 +79,7 @@ def test_int8_without_kernels_is_exact_for_any_number_of_rows(bias: bool) -> Non
 
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
-def test_packed_weights_are_read_as_they_were(bias: bool) -> None:
+def test_packed_weights_can_be_unpacked(bias: bool) -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(256, 704, bias=bias), nn.LayerNorm(704), nn.Linear(704, 16, bias=bias)).bfloat16()
     expected = {name: weight.clone() for name, weight in model.state_dict().items()}

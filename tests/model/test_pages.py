@@ -1,4 +1,4 @@
-"""Giving memory back never changes a number that is still held."""
+"""Releasing memory never changes numbers that are still in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE = 4 << 20
 
 
 def resident(address: int) -> int:
-    """Bytes in memory of the mapping that begins at or before an address."""
+    """The resident bytes of the mapping that contains an address."""
     inside = False
     for line in SMAPS.read_text().splitlines():
         head = line.split()[0]
@@ -27,7 +27,7 @@ def resident(address: int) -> int:
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="only Linux says what is resident")
-def test_a_mapped_file_leaves_memory_and_comes_back(tmp_path: Path) -> None:
+def test_a_mapped_file_is_released_and_can_be_read_again(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     expected = torch.arange(SIZE, dtype=torch.int32)
     expected.numpy().tofile(file)
@@ -40,23 +40,23 @@ def test_a_mapped_file_leaves_memory_and_comes_back(tmp_path: Path) -> None:
     assert torch.equal(mapped, expected)
 
 
-def test_memory_that_lies_in_no_file_keeps_its_numbers() -> None:
+def test_memory_without_a_file_keeps_its_numbers() -> None:
     weights = [torch.arange(size, dtype=torch.float32) for size in (3, 5000, SIZE)]
     give_back(weights)
     assert all(torch.equal(w, torch.arange(len(w), dtype=torch.float32)) for w in weights)
 
 
-def test_neighbours_in_one_file_are_not_touched(tmp_path: Path) -> None:
+def test_neighbouring_data_in_the_file_is_not_released(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     torch.arange(SIZE, dtype=torch.int32).numpy().tofile(file)
     mapped = torch.from_file(str(file), shared=False, size=SIZE, dtype=torch.int32)
-    mapped[: SIZE // 4] = -1  # written to: this part is the process's own now, and no longer the file's
+    mapped[: SIZE // 4] = -1  # after a write this part belongs to the process and no longer to the file
     give_back([mapped[SIZE // 2 :]])
     assert bool((mapped[: SIZE // 4] == -1).all())
     assert torch.equal(mapped[SIZE // 2 :], torch.arange(SIZE // 2, SIZE, dtype=torch.int32))
 
 
-def test_freed_parameters_are_empty_and_what_was_taken_from_them_stays() -> None:
+def test_freed_parameters_are_empty_and_views_of_them_stay_valid() -> None:
     parameter = torch.nn.Parameter(torch.arange(6.0).view(2, 3), requires_grad=False)
     kept = parameter.data[1]
     free([parameter])

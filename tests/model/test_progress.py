@@ -1,4 +1,4 @@
-"""Bars while a model loads: on a terminal, and nowhere else."""
+"""Progress bars while a model loads: only on a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gguf_file(tmp_path: Path) -> Path:
 
 
 def output_on_a_terminal(command: list[str]) -> str:
-    """What a command writes to standard error that is a terminal."""
+    """The output of a command whose standard error is a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(command, stderr=theirs)
@@ -44,7 +44,7 @@ def output_on_a_terminal(command: list[str]) -> str:
     return b"".join(parts).decode()
 
 
-def test_the_items_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_does_not_change_the_items(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(with_bar(range(5), "Counting")) == [0, 1, 2, 3, 4]
     assert capsys.readouterr().err == ""
 

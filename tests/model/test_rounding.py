@@ -1,4 +1,4 @@
-"""Models in four bits: the same text with every drafter, what stays in eight bits, and embeddings that are packed."""
+"""Models in four bits: their text is the same with every drafter; some layers stay in eight bits, and embeddings are packed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair() -> LLM:
 
 
 def written(llm: LLM, batch: int) -> list[list[int]]:
-    """Greedy and seeded texts, in turn."""
+    """Texts, alternately greedy and seeded."""
     kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "seed": 5}]
     params = [SamplingParams(max_tokens=24, ignore_eos=True, **kind) for kind in kinds * 4]
     prompts = [prompt for prompt in PROMPTS for _ in kinds]
@@ -58,14 +58,14 @@ def test_texts_at_four_bits_are_plain_decodings(method: str, batch: int) -> None
     assert written(pair().with_drafter(method, 4), batch) == plain()
 
 
-def test_a_copy_in_four_bits_drafts_for_a_target_in_bfloat16() -> None:
+def test_a_four_bit_copy_drafts_for_a_bfloat16_target() -> None:
     llm = LLM(EMBEDDED / "target", method="self-int4", speculative_tokens=3, dtype="bfloat16")
     assert written(llm, 8) == written(llm.with_drafter("none"), 1)
     assert llm.engine.stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize(("quantization", "kind"), [("int4", INT8), ("int4-all", INT4_GROUPS)])
-def test_the_head_is_in_eight_bits_unless_all_is_in_four(quantization: str, kind: int) -> None:
+def test_the_lm_head_is_in_eight_bits_unless_all_is_in_four(quantization: str, kind: int) -> None:
     model = load_model(EMBEDDED / "draft", LoadOptions(device="cpu", quantization=quantization))
     head: Any = model.hf.get_output_embeddings()
     layers = [m for m in model.hf.modules() if isinstance(m, NativeLinear) and m is not head]
@@ -75,7 +75,7 @@ def test_the_head_is_in_eight_bits_unless_all_is_in_four(quantization: str, kind
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
-def test_inputs_that_no_group_divides_stay_in_int8_and_the_log_says_so(
+def test_layers_that_no_group_divides_stay_in_int8_with_a_log_message(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(0)
@@ -91,7 +91,7 @@ def test_inputs_that_no_group_divides_stay_in_int8_and_the_log_says_so(
     assert not [m for m in hf.modules() if isinstance(m, NativeLinear | StoredLinear)]  # the owner's model is as it was
 
 
-def test_what_cannot_be_in_four_bits_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_kernels_int4_is_ignored_with_a_log_message(caplog: pytest.LogCaptureFixture) -> None:
     options = LoadOptions(dtype="bfloat16", device="cpu", quantization="int4", kernels="torch")
     model = load_model(EMBEDDED / "draft", options)
     assert "quantization is skipped: four-bit products need the compiled kernels" in caplog.text
@@ -99,7 +99,7 @@ def test_what_cannot_be_in_four_bits_stays_as_it_is(caplog: pytest.LogCaptureFix
 
 
 def stored(name: str, *, tied: bool) -> Any:
-    """A model whose linear layers and embedding are stored, in four and in eight bits."""
+    """A model with stored linear layers in four bits and a stored embedding in eight bits."""
     torch.manual_seed(0)
     config = SPECIES[name].config()
     config.tie_word_embeddings = tied

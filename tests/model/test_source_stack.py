@@ -1,4 +1,5 @@
-"""An encoder-decoder as two calls: the library's logits, and tokens generated in one call. Its bits: see test_encoder_decoder.py."""
+"""An encoder-decoder as two compiled calls: it gives transformers' logits, and generates tokens in one call. test_encoder_decoder.py
+tests its bits."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def random_ids(lens: Sequence[int], seed: int) -> list[list[int]]:
 
 
 def made(name: str) -> PreTrainedModel:
-    """With a bias of its logits where the family has one, and weights that bfloat16 holds."""
+    """A random model with weights that bfloat16 can represent, and with a bias of the logits if the family has one."""
     hf = random_model(FORMS[name].config())
     if hasattr(hf, "final_logits_bias"):
         hf.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))
@@ -60,7 +61,7 @@ def loaded(name: str) -> LanguageModel:
 
 @torch.inference_mode()
 def reference(name: str, source: Sequence[int], text: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """The library's logits."""
+    """transformers' logits."""
     ids, decoder_ids = torch.tensor([source]), torch.tensor([text])
     masks = {"attention_mask": torch.ones_like(ids), "decoder_attention_mask": torch.ones_like(decoder_ids)}
     hf = made(name).to(dtype)
@@ -73,13 +74,13 @@ def new_cache(model: LanguageModel, sources: Sequence[Sequence[int]], room: int 
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Of each row."""
+    """The relative error of each row."""
     return (ours.double() - theirs).norm(dim=-1) / theirs.norm(dim=-1)
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_logits_are_those_of_the_library_in_float32(name: str) -> None:
-    """Past the distance from which T5's bias does not change; sources and texts share passes."""
+def test_logits_are_those_of_transformers_in_float32(name: str) -> None:
+    """Past the distance from which T5's bias is constant, and with several sources and texts in a pass."""
     model = loaded(name)
     assert isinstance(model.body, SourceStackBody)
     sources, texts = random_ids(SOURCE_LENS, 1), random_ids(LENS, 2)
@@ -93,13 +94,15 @@ def test_logits_are_those_of_the_library_in_float32(name: str) -> None:
         theirs = reference(name, source, text).double()
         error = relative_error(torch.cat([first, second]), theirs)
         of_library = relative_error(reference(name, source, text, torch.bfloat16), theirs)
-        assert error.median() < max(0.03, float(of_library.median()))  # any bfloat16 is farther away on some texts
+        assert error.median() < max(
+            0.03, float(of_library.median())
+        )  # on some texts transformers itself in bfloat16 is farther away
         assert error.max() < 0.12
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "marian"])
-def test_tokens_generated_in_one_call_are_those_of_passes(name: str) -> None:
-    """Texts end at different lengths, behind sources of different lengths."""
+def test_generating_in_one_call_equals_step_by_step(name: str) -> None:
+    """With texts of different lengths after sources of different lengths."""
     model, sources, lens = loaded(name), random_ids(SOURCE_LENS, 3), [5, 1, 9, 3]
     reads = [Read(i, ids, 1) for i, ids in enumerate(random_ids([2, 7, 1, 4], 4))]
     for specs in (
@@ -140,7 +143,7 @@ def _with_another_activation(hf: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [_with_a_module, _with_another_activation])
-def test_a_model_that_its_family_does_not_describe_is_left_to_the_library(change: Callable[[Any], None]) -> None:
+def test_a_model_that_deviates_from_its_family_is_run_by_transformers(change: Callable[[Any], None]) -> None:
     hf = random_model(ENCODER_DECODERS["t5"].config())
     assert has_source_stack_form(hf)
     change(hf)
@@ -148,12 +151,12 @@ def test_a_model_that_its_family_does_not_describe_is_left_to_the_library(change
 
 
 @pytest.mark.parametrize("name", BY_THE_LIBRARY)
-def test_families_without_a_form_run_the_librarys_code(name: str) -> None:
+def test_families_without_a_compiled_form_are_run_by_transformers(name: str) -> None:
     hf = random_model(ENCODER_DECODERS[name].config()).bfloat16()
     assert isinstance(prepare(hf, name, BF16), EncoderDecoderBody)
 
 
-def test_what_would_be_read_beside_memory_is_refused() -> None:
+def test_reads_outside_of_memory_are_refused() -> None:
     body = loaded("bart").body
     assert isinstance(body, SourceStackBody)
     model, (source,) = loaded("bart"), random_ids([5], 6)

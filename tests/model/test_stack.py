@@ -1,4 +1,4 @@
-"""A decoder as one call: the library's logits, the same bits in every batch, and tokens generated in one call."""
+"""A decoder as one compiled call: it gives transformers' logits, the same bits in every batch, and generates tokens in one call."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NOT_TAKEN: dict[str, Species] = {
 
 @pytest.fixture(scope="module")
 def species(tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    """species(name): a directory with a random model of that kind."""
+    """species(name): a directory with a random model of that species."""
 
     @cache
     def make(name: str) -> Path:
@@ -75,7 +75,7 @@ def loaded(directory: Path, options: LoadOptions = BF16) -> LanguageModel:
 
 @cache
 def in_float32(directory: Path) -> Any:
-    """The library's model with weights that bfloat16 holds."""
+    """transformers' model with weights that bfloat16 can represent."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
@@ -111,7 +111,7 @@ def read_in_pieces(model: LanguageModel, tokens: Sequence[int], sizes: Sequence[
 
 
 def assert_near(ours: Tensor, theirs: Tensor, tolerance: float = 0.03) -> None:
-    """Half of the rows within the tolerance, relative to the row, and all of them near: what leaks moves a row by 1."""
+    """Assert that half of the rows are within the relative tolerance, and all within four times that. A leak would move a row by 1."""
     error = (ours.double() - theirs.double()).norm(dim=-1) / theirs.double().norm(dim=-1)
     assert error.median() < tolerance
     assert error.max() < 4 * tolerance
@@ -129,7 +129,7 @@ def assert_same_caches(a: Region, b: Region) -> None:
 
 
 @pytest.mark.parametrize("name", COMPILED_FORMS)
-def test_features_are_the_hidden_states_of_the_library(name: str, species: Maker) -> None:
+def test_features_are_the_hidden_states_of_transformers(name: str, species: Maker) -> None:
     model, hf = loaded(species(name)), in_float32(species(name))
     tokens, num_layers = random_tokens(PAST_WINDOW), hf.config.num_hidden_layers
     taps = (FINAL_NORM, 1, num_layers, 0)
@@ -145,7 +145,7 @@ def test_features_are_the_hidden_states_of_the_library(name: str, species: Maker
 
 
 @pytest.mark.parametrize("name", COMPILED_FORMS)
-def test_logits_are_those_of_the_library_in_float32(name: str, species: Maker) -> None:
+def test_logits_are_those_of_transformers_in_float32(name: str, species: Maker) -> None:
     model = loaded(species(name))
     assert isinstance(model.body, StackBody)
     tokens = random_tokens(PAST_WINDOW)
@@ -156,7 +156,7 @@ def test_logits_are_those_of_the_library_in_float32(name: str, species: Maker) -
 
 @pytest.mark.parametrize("options", [pytest.param(BF16, marks=pytest.mark.slow), INT8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("name", COMPILED_FORMS)
-def test_a_row_has_the_same_bits_in_every_company(name: str, options: LoadOptions, species: Maker) -> None:
+def test_a_row_has_the_same_bits_in_every_batch(name: str, options: LoadOptions, species: Maker) -> None:
     model = loaded(species(name), options)
     assert isinstance(model.body, StackBody)
     assert model.traits.row_exact
@@ -171,13 +171,13 @@ def test_a_row_has_the_same_bits_in_every_company(name: str, options: LoadOption
 
 
 def test_logits_are_not_rounded_to_bfloat16(species: Maker) -> None:
-    """Its numbers are so far apart that two tokens in a hundred would tie with a likelier one."""
+    """bfloat16 is so coarse that two tokens in a hundred would tie with a likelier one."""
     logits, _ = read_in_pieces(loaded(species("llama")), random_tokens(20), [20])
     assert logits.dtype == torch.float32
     assert (logits != logits.bfloat16().float()).float().mean() > 0.9
 
 
-def test_int8_is_near_what_was_rounded(species: Maker) -> None:
+def test_int8_logits_are_near_the_unquantized_ones(species: Maker) -> None:
     tokens = random_tokens(20)
     logits, _ = read_in_pieces(loaded(species("llama"), INT8), tokens, [20])
     exact, _ = read_in_pieces(loaded(species("llama")), tokens, [20])
@@ -186,7 +186,7 @@ def test_int8_is_near_what_was_rounded(species: Maker) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_TAKEN)
-def test_other_forms_are_run_by_the_librarys_code(name: str, species: Maker) -> None:
+def test_other_forms_are_run_by_transformers(name: str, species: Maker) -> None:
     model = loaded(species(name))
     assert isinstance(model.body, LibraryBody)
     assert not has_stack_form(in_float32(species(name)))
@@ -195,7 +195,7 @@ def test_other_forms_are_run_by_the_librarys_code(name: str, species: Maker) -> 
     assert_near(logits, reference(species(name), tokens))
 
 
-def test_what_decides_about_the_form() -> None:
+def test_unusual_rotary_embeddings_and_layers_have_no_stack_form() -> None:
     config = SPECIES["llama"].config()
     assert has_stack_form(random_model(config))
     turned_in_part = random_model(config)
@@ -203,7 +203,7 @@ def test_what_decides_about_the_form() -> None:
     assert not has_stack_form(turned_in_part)
 
     class Other(torch.nn.Linear):
-        """As a quantised layer, or one with an adapter."""
+        """Stands for a quantised layer, or one with an adapter."""
 
     changed = random_model(config)
     changed.model.layers[1].mlp.down_proj.__class__ = Other
@@ -218,14 +218,14 @@ def test_what_decides_about_the_form() -> None:
         ("smollm3", {"sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}),
     ],
 )
-def test_settings_that_no_description_covers_are_left_to_the_library(name: str, settings: dict[str, Any]) -> None:
+def test_models_with_unsupported_settings_have_no_stack_form(name: str, settings: dict[str, Any]) -> None:
     species = SPECIES[name]
     assert has_stack_form(random_model(species.config()))
     other = replace(species, settings={**species.settings, **settings})
     assert not has_stack_form(random_model(other.config()))
 
 
-def test_weights_that_no_description_covers_are_left_to_the_library() -> None:
+def test_models_with_unsupported_weights_have_no_stack_form() -> None:
     model = random_model(SPECIES["gemma2"].config())
     model.model.layers[1].mlp.extra = torch.nn.LayerNorm(8)
     assert not has_stack_form(model)
@@ -236,8 +236,8 @@ def test_weights_that_no_description_covers_are_left_to_the_library() -> None:
 
 @pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
-def test_only_the_experts_that_rows_choose_are_read(name: str, options: LoadOptions, species: Maker) -> None:
-    """As many as the library's routers name, each counted once for a pass."""
+def test_only_the_chosen_experts_are_read(name: str, options: LoadOptions, species: Maker) -> None:
+    """As many as transformers' routers choose, each counted once for a pass."""
     model = loaded(species(name), options)
     assert isinstance(model.body, StackBody)
     chosen: list[set[int]] = []
@@ -285,7 +285,7 @@ def long_model(directory: Path, context_len: int, **settings: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", ["llama3 rope", "yarn rope", "llama"])
-def test_angles_do_not_change_as_the_table_grows(name: str, species: Maker) -> None:
+def test_rotary_angles_do_not_change_as_the_table_grows(name: str, species: Maker) -> None:
     model = loaded(species(name))
     assert isinstance(model.body, StackBody)
     first = rotation_table(model.hf, 512)
@@ -297,8 +297,8 @@ def test_angles_do_not_change_as_the_table_grows(name: str, species: Maker) -> N
 
 
 @pytest.mark.parametrize("rope_type", ["default", "dynamic"])
-def test_positions_beyond_the_first_table(rope_type: str, tmp_path: Path) -> None:
-    """A rotary embedding that changes behind the model's context must not be asked about what lies there."""
+def test_positions_beyond_the_first_table_are_right(rope_type: str, tmp_path: Path) -> None:
+    """Some rotary embeddings change for positions past the model's context, which must not be computed."""
     directory = long_model(tmp_path, 620, **rope(rope_type, factor=4.0))
     model = load_model(directory, BF16)
     assert isinstance(model.body, StackBody)
@@ -325,7 +325,7 @@ def step_by_step(
 def generate_both_ways(
     model: LanguageModel, prompts: Sequence[list[int]], lens: Sequence[int], vocab_size: int, held: int = 0
 ) -> list[list[int]]:
-    """In one call and step by step, with `held` tokens of each prompt read before; the same in text and cache."""
+    """Generate in one call and step by step, with `held` tokens of each prompt read before. Asserts that text and cache are the same."""
     caches = [room_for(model, *(len(prompt) + n - 1 for prompt, n in zip(prompts, lens, strict=True))) for _ in "ab"]
     reads = [Read(i, prompt[min(held, len(prompt) - 1) :], 1) for i, prompt in enumerate(prompts)]
     before = [Read(i, prompt[: min(held, len(prompt) - 1)], 0) for i, prompt in enumerate(prompts)]
@@ -345,7 +345,7 @@ def generate_both_ways(
 
 @pytest.mark.parametrize("options", [BF16, INT8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "odd widths", *COMPILED_FAMILIES])
-def test_generated_tokens_are_those_of_reading_step_by_step(name: str, options: LoadOptions, species: Maker) -> None:
+def test_generating_in_one_call_equals_step_by_step(name: str, options: LoadOptions, species: Maker) -> None:
     model = loaded(species(name), options)
     width = model.traits.vocab_size
     prompts = [random_tokens(n, n) for n in (1, 30, 7, 15, 2)]
@@ -367,7 +367,7 @@ CUTS: list[tuple[int, float, float] | None] = [None, (0, 0.9, 0.0), (7, 1.0, 0.0
 def test_drawn_tokens_come_from_the_distributions_that_are_returned(
     cuts: list[tuple[int, float, float] | None], name: str, species: Maker
 ) -> None:
-    """Exactly, of the numbers that come back; and those are the distributions of the logits, as step by step."""
+    """Exactly, given the returned numbers, which are the distributions of the logits as step by step."""
     model = loaded(species(name))
     lens, vocab_size = [4, 1, 6, 3, 2], 90
     prompts = [random_tokens(n, n) for n in (1, 30, 7, 15, 2)]
@@ -392,7 +392,7 @@ def test_drawn_tokens_come_from_the_distributions_that_are_returned(
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_shared_noise_chooses_what_the_sampler_chooses(cut: tuple[int, float, float] | None, species: Maker) -> None:
+def test_shared_noise_gives_the_tokens_of_the_sampler(cut: tuple[int, float, float] | None, species: Maker) -> None:
     model = loaded(species("llama"))
     top_k, top_p, min_p = cut or (0, 1.0, 0.0)
     params = SamplingParams(temperature=1.1, top_k=top_k, top_p=top_p, min_p=min_p, seed=3).resolve({})
@@ -405,7 +405,7 @@ def test_shared_noise_chooses_what_the_sampler_chooses(cut: tuple[int, float, fl
     assert generated.token_probs is None
 
 
-def test_generating_on_two_threads(species: Maker) -> None:
+def test_generating_on_two_threads_gives_the_same(species: Maker) -> None:
     model = loaded(species("odd widths"))
     prompts, lens = [random_tokens(n, n) for n in (1, 12, 7)], [3, 1, 5]
     alone = generate_both_ways(model, prompts, lens, 101)
@@ -413,7 +413,7 @@ def test_generating_on_two_threads(species: Maker) -> None:
     assert generate_both_ways(model, prompts, lens, 101) == alone
 
 
-def test_generating_past_the_first_table_of_positions(tmp_path: Path) -> None:
+def test_generating_past_the_first_table_of_positions_works(tmp_path: Path) -> None:
     directory = long_model(tmp_path, 2048)
     prompts = [random_tokens(n, n) for n in (505, 3, 511, 512)]
     model = load_model(directory, BF16)
@@ -423,7 +423,7 @@ def test_generating_past_the_first_table_of_positions(tmp_path: Path) -> None:
         assert again[len(prompt) - 1 :].argmax(-1).tolist() == tokens
 
 
-def test_generating_to_the_end_of_the_context(species: Maker) -> None:
+def test_generating_to_the_end_of_the_context_works(species: Maker) -> None:
     model = loaded(species("llama"))
     length = model.traits.context_len
     (generated,) = generate_both_ways(model, [random_tokens(length - 6)], [7], VOCAB_SIZE)
@@ -438,7 +438,7 @@ def test_no_more_is_generated_than_there_is_room_for(species: Maker) -> None:
     assert cache.region(0).tokens == []
 
 
-def test_nan_ends_the_tokens_of_its_sequence_alone(species: Maker) -> None:
+def test_nan_ends_only_the_tokens_of_its_sequence(species: Maker) -> None:
     """A token whose embedding is NaN is generated, and nothing after it."""
     model = load_model(species("llama"), BF16)
     prompts = [random_tokens(n, n) for n in (11, 5)]
@@ -469,7 +469,7 @@ def _with_room(cache: KVCache, seq_id: int) -> KVCache:
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
-def test_where_there_are_no_kernels_drafts_stay_invisible(
+def test_without_kernels_drafts_change_no_text(
     name: str, quantization: str | None, checkpoint: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (prepare, search):
@@ -491,10 +491,10 @@ def test_where_there_are_no_kernels_drafts_stay_invisible(
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_products_by_amx_are_never_called_exact(
+def test_torch_products_by_amx_are_never_called_exact(
     quantization: str | None, checkpoint: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch's sum in an order that depends on the numbers of rows and of keys; ours do not."""
+    """The order of PyTorch's sums depends on the numbers of rows and keys; that of ours does not."""
     monkeypatch.setattr(probe, "cpu_features", lambda: ["amx_bf16"])
     options = replace(BF16, quantization=quantization)
     assert loaded(checkpoint("llama"), options).traits.row_exact
@@ -518,8 +518,8 @@ def test_torch_kernels_give_the_logits_of_ours(checkpoint: Maker) -> None:
         assert_near(ours, theirs, 0.06)
 
 
-def test_rows_that_are_not_there_are_refused(species: Maker) -> None:
-    """Behind the kernels are only addresses: a row before the first would be somebody else's memory."""
+def test_invalid_rows_are_refused(species: Maker) -> None:
+    """Kernels read raw addresses: a row before the first would be other memory."""
     model = loaded(species("llama"))
     cache = model.new_cache(MemoryPool(1 << 30))
     assert cache.reserve(0, 8)

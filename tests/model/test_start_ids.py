@@ -1,4 +1,4 @@
-"""What a decoder begins with. Of Whisper's checkpoints, against what transformers' generate begins with."""
+"""The decoder's start tokens; for Whisper's checkpoints they are those of transformers' generate."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def whisper(settings: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_whisper_begins_as_in_generate(name: str) -> None:
+def test_whispers_start_ids_are_those_of_generate(name: str) -> None:
     hf = whisper(SETTINGS[name])
     out = hf.generate(sound((1, 16, 80), 0), max_new_tokens=1, do_sample=False, return_dict_in_generate=True)
     assert start_ids_of(hf, "w") == tuple(out.sequences[0].tolist()[:-1])
 
 
 @pytest.mark.parametrize("settings", [{}, {"task": "translate"}, {"forced_decoder_ids": [[1, None], [2, 75]]}])
-def test_an_open_language_leaves_it_to_the_request(settings: dict[str, Any]) -> None:
+def test_without_a_language_the_request_must_give_the_start_ids(settings: dict[str, Any]) -> None:
     assert start_ids_of(whisper({**MANY, **settings}), "w") == ()
 
 
@@ -59,7 +59,7 @@ def test_an_unknown_language_or_task_is_refused() -> None:
         start_ids_of(whisper({**ENGLISH, "language": "de"}), "w")
 
 
-def test_others_begin_with_a_start_id_and_a_forced_one() -> None:
+def test_other_models_begin_with_a_start_id_and_a_forced_one() -> None:
     hf = random_model(ENCODER_DECODERS["bart"].config())
     assert start_ids_of(hf, "b") == (2,)
     hf.generation_config.forced_bos_token_id = 0

@@ -1,4 +1,4 @@
-"""Layers whose weights are not in memory compute what the same layers do with their weights in memory."""
+"""Layers with stored weights compute the same as those with their weights in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.model.zoo import SPECIES
 
 
 def stored(model: Any) -> Any:
-    """The model with its linear layers and its embedding stored in int8, the head tied to the embedding if it was."""
+    """The model with its linear layers and embedding stored in int8; the lm_head stays tied to the embedding."""
     embedding = model.get_input_embeddings()
     source = InMemory(quantize_int8(embedding.weight.detach()))
     for parent in list(model.modules()):
@@ -38,7 +38,7 @@ def stored(model: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
 @torch.inference_mode()
-def test_a_stored_model_is_its_materialized_one(name: str) -> None:
+def test_a_stored_model_equals_its_materialized_one(name: str) -> None:
     torch.manual_seed(0)
     model = stored(AutoModelForCausalLM.from_config(SPECIES[name].config()).eval())
     ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -58,7 +58,7 @@ def test_a_tied_head_is_materialized_once() -> None:
 
 
 @torch.inference_mode()
-def test_permuted_inputs_are_those_of_the_plain_layer() -> None:
+def test_a_layer_with_permuted_inputs_equals_the_plain_layer() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(5, 12, generator=generator), torch.randn(5, generator=generator)
     order = torch.randperm(12, generator=generator)
@@ -72,7 +72,7 @@ def test_permuted_inputs_are_those_of_the_plain_layer() -> None:
 
 
 @torch.inference_mode()
-def test_a_model_with_permuted_inputs_is_materialized_without_them() -> None:
+def test_materializing_undoes_permuted_inputs() -> None:
     layer = PermutedLinear(StoredLinear(InMemory(torch.arange(4.0)[None])), torch.tensor([2, 0, 3, 1]))
     model: Any = AutoModelForCausalLM.from_config(SPECIES["llama"].config())
     model.model.layers[0].mlp.down_proj = layer
@@ -83,7 +83,7 @@ def test_a_model_with_permuted_inputs_is_materialized_without_them() -> None:
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 @torch.inference_mode()
-def test_stored_experts_stand_for_a_parameter(is_transposed: bool) -> None:
+def test_stored_experts_behave_like_a_parameter(is_transposed: bool) -> None:
     weights = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(0))
     experts = StoredExperts([InMemory(weight) for weight in weights], torch.float32, is_transposed=is_transposed)
     expected = weights.transpose(1, 2) if is_transposed else weights

@@ -1,5 +1,5 @@
-"""A target that two processes compute: its texts are one process's, drafts change nothing, and each process holds half of it. Neither
-rank outlives the other."""
+"""A target that is split over two processes: its texts are those of one process, drafts change nothing, and each process holds half of
+the weights. Neither rank outlives the other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE
 
 
 class Echo:
-    """Another rank in this process. It has all heads, so its logits have to be the first one's, bit by bit."""
+    """Another rank in this process. It has all heads, so its logits must equal the first rank's, bit for bit."""
 
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
@@ -50,7 +50,7 @@ class Echo:
 
 
 class Watched(LibraryBody):
-    """Notes what it gave."""
+    """Records its logits."""
 
     def __init__(self, hf: Any) -> None:
         super().__init__(hf)
@@ -67,10 +67,8 @@ def float32_target() -> LanguageModel:
     return embedded("target", dtype="float32")
 
 
-def test_another_rank_follows_whatever_happens_to_a_region(
-    make_engine: MakeEngine, float32_target: LanguageModel
-) -> None:
-    """Chains, trees, prompts in pieces, preemption, retained prefixes, regions that grow and are evicted."""
+def test_another_rank_follows_all_changes_of_regions(make_engine: MakeEngine, float32_target: LanguageModel) -> None:
+    """Chains, trees, chunked prefill, preemption, retained prefixes, and regions that grow and are evicted."""
     hf, own = float32_target.hf, Watched(float32_target.hf)
     echo = Echo(Follower(LibraryBody(hf)))
     model = LanguageModel(hf, float32_target.traits, LeadingBody(own, echo))
@@ -88,10 +86,10 @@ def test_another_rank_follows_whatever_happens_to_a_region(
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(own.logits, echo.logits, strict=True))
     engine.drop_retained()
     model.read([Read(0, [1], 0)], model.scratch_cache([1]))
-    assert len(echo.follower.regions) == 1  # that of the last pass, which is told with the next
+    assert len(echo.follower.regions) == 1  # the last pass's region, which is released with the next message
 
 
-def test_the_others_hear_of_the_end(float32_target: LanguageModel) -> None:
+def test_other_ranks_are_told_of_the_end(float32_target: LanguageModel) -> None:
     echo = Echo(Follower(LibraryBody(float32_target.hf)))
     body = LeadingBody(LibraryBody(float32_target.hf), echo)
     assert not echo.has_ended
@@ -99,7 +97,7 @@ def test_the_others_hear_of_the_end(float32_target: LanguageModel) -> None:
     assert echo.has_ended
 
 
-def test_no_pass_is_read_after_one_that_failed(float32_target: LanguageModel) -> None:
+def test_after_a_failed_pass_no_other_is_sent(float32_target: LanguageModel) -> None:
     class Fails(LibraryBody):
         def __call__(self, *args: Any) -> Any:
             raise RuntimeError("[/w/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:80. Check the logs.")
@@ -119,7 +117,7 @@ def test_no_pass_is_read_after_one_that_failed(float32_target: LanguageModel) ->
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
-    """What two ranks wrote; see split_texts.py."""
+    """The output of two ranks; see split_texts.py."""
     command = [
         sys.executable,
         "-m",
@@ -140,13 +138,13 @@ def measured() -> dict[str, Any]:
 
 
 def same_up_to_ties(ours: list[split_texts.Text], theirs: list[split_texts.Text]) -> bool:
-    """Texts are the same, but for those in which rounding may decide."""
+    """Whether texts are the same, except for those with near ties."""
     pairs = list(zip(ours, theirs, strict=True))
     return all(a.ids == b.ids or a.num_near_ties + b.num_near_ties > 0 for a, b in pairs)
 
 
 @pytest.mark.slow
-def test_two_ranks_write_what_one_process_writes_and_drafts_change_nothing(measured: dict[str, Any]) -> None:
+def test_two_ranks_write_the_texts_of_one_process_and_drafts_change_nothing(measured: dict[str, Any]) -> None:
     texts = measured["texts"]
     one = split_texts.make_llm(device="cpu")
     assert same_up_to_ties(texts["none"], list(split_texts.texts_of(one)))
@@ -159,7 +157,7 @@ def test_two_ranks_write_what_one_process_writes_and_drafts_change_nothing(measu
 
 @contextmanager
 def two_ranks(*args: str) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
-    """A command as torchrun starts it, without torchrun, which would end both when one ends."""
+    """Start a command twice as torchrun would, but without torchrun, which would end both ranks when one ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -188,7 +186,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_one_line(killed: int) -> None
     args = ("generate", "--dtype", "float32", "--tp-plan", "auto", "--max-tokens", "2000", "--ignore-eos", "def f(x):")
     with two_ranks(*args) as ranks:
         assert ranks[0].stdout is not None
-        assert ranks[0].stdout.read(1)  # in the middle of a text
+        assert ranks[0].stdout.read(1)  # both are in the middle of a text
         ranks[killed].kill()
         output, errors = ranks[1 - killed].communicate(timeout=300)
         lines = [line for line in errors.decode().splitlines() if not line.startswith("warning: ")]
@@ -209,12 +207,12 @@ def test_a_rank_that_is_killed_ends_the_other_with_one_line(killed: int) -> None
         ({**TORCHRUN, "WORLD_SIZE": "1"}, "among several processes, but there is only one"),
     ],
 )
-def test_processes_that_no_torchrun_started(environ: dict[str, str], words: str) -> None:
+def test_without_torchrun_tensor_parallelism_is_refused(environ: dict[str, str], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         World.of(environ)
 
 
-def test_fewer_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_gpus_than_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert World(1, 2, 0, 1).device == torch.device("cuda", 0)
@@ -229,7 +227,7 @@ def test_fewer_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", "3", "num_attention_heads is 4, which 3 ranks cannot share evenly"),
     ],
 )
-def test_heads_that_cannot_be_shared(
+def test_attention_heads_that_cannot_be_split_are_refused(
     checkpoint: Maker, monkeypatch: pytest.MonkeyPatch, name: str, ranks: str, words: str
 ) -> None:
     for variable, value in {**TORCHRUN, "WORLD_SIZE": ranks}.items():
@@ -247,12 +245,12 @@ def test_heads_that_cannot_be_shared(
     ],
     ids=str,
 )
-def test_options_that_do_not_go_together(settings: dict[str, Any], words: str) -> None:
+def test_incompatible_options_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         LLM(EMBEDDED / "target", method="none", **settings)
 
 
-def test_a_split_model_in_memory(float32_target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_model_in_memory_is_refused(float32_target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float32_target.hf, "_tp_size", 2, raising=False)
     with pytest.raises(ModelError, match="other processes hold part of its weights"):
         load_model(float32_target.hf, LoadOptions())
@@ -273,5 +271,5 @@ def test_heads_need_a_whole_target(float32_target: LanguageModel, monkeypatch: p
         check_can_have_head(float32_target)
 
 
-def test_the_command_line_says_how_to_start() -> None:
+def test_the_command_line_says_how_to_start_torchrun() -> None:
     assert_refused(generate("--tp-plan", "auto", "hello"), "torchrun --nproc-per-node 2")

@@ -1,4 +1,4 @@
-"""Trees in one pass: a row is that row of the chain it lies on, and the cache keeps the path that the text takes."""
+"""Trees in one pass: a row equals that row of its chain, and the cache keeps the path that the text takes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODELS: dict[str, tuple[bool, Callable[..., LanguageModel]]] = {
     "compiled, sinks": (True, lambda _, directory: compiled("gpt_oss", directory)),
     "compiled, int8": (True, lambda _, directory: compiled("llama", directory, "int8")),
 }
-"""Name -> whether rows are the same to the bit in any company, and the model."""
+"""By name: whether rows have the same bits in any batch, and a function that makes the model."""
 
 
 def library(name: str, checkpoint: Maker, dtype: str, kernels: str) -> LanguageModel:
@@ -50,7 +50,7 @@ def compiled(name: str, directory: str, quantization: str | None = None) -> Lang
 
 
 def tokens_of(model: LanguageModel, length: int, seed: int = 0) -> list[int]:
-    """All different, so that siblings are."""
+    """Distinct tokens, so that siblings differ."""
     order = torch.randperm(model.traits.vocab_size - 1, generator=torch.Generator().manual_seed(seed))
     return [int(token) for token in order[:length]]
 
@@ -71,7 +71,7 @@ def assert_same(ours: Tensor, theirs: Tensor, is_exact: bool) -> None:
 
 @pytest.mark.parametrize("shape", TREES)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[native] if "compiled" in n else []) for n in MODELS])
-def test_a_row_is_that_of_the_chain_it_lies_on(name: str, shape: str, checkpoint: Maker, tmp_path: object) -> None:
+def test_a_tree_row_equals_that_of_its_chain(name: str, shape: str, checkpoint: Maker, tmp_path: object) -> None:
     (is_exact, make), parents = MODELS[name], TREES[shape]
     model = make(checkpoint, tmp_path)
     for length in (0, 5, 21, 40):
@@ -85,7 +85,7 @@ def test_a_row_is_that_of_the_chain_it_lies_on(name: str, shape: str, checkpoint
 
 @native
 def test_trees_and_chains_share_a_pass(tmp_path: object) -> None:
-    """Neither sees the other, prompts in pieces among them."""
+    """They do not affect each other, nor chunked prompts."""
     model = compiled("qwen3", tmp_path)
     parents, history = TREES["deep and wide"], tokens_of(model, 33)
     tokens = tokens_of(model, 33 + len(parents), seed=1)[33:]
@@ -101,7 +101,7 @@ def test_trees_and_chains_share_a_pass(tmp_path: object) -> None:
     "name", ["library, float32", *(pytest.param(n, marks=native) for n in ("compiled", "compiled, sliding window"))]
 )
 def test_the_cache_keeps_the_path_of_the_text(name: str, shape: str, checkpoint: Maker, tmp_path: object) -> None:
-    """Keys, values and features of the nodes that stand lie where a chain would have them; the next pass reads on from there."""
+    """Keys, values and features of the accepted nodes are where a chain would have them, and the next pass continues from there."""
     (is_exact, make), parents, taps = MODELS[name], TREES[shape], (1, FINAL_NORM)
     model = make(checkpoint, tmp_path)
     history = tokens_of(model, 21)
@@ -123,7 +123,7 @@ def test_the_cache_keeps_the_path_of_the_text(name: str, shape: str, checkpoint:
         assert_same(*(model.read([Read(0, [3], 1)], each) for each in (cache, plain)), is_exact)
 
 
-def test_a_text_that_leaves_the_tree_keeps_what_it_has_of_it(checkpoint: Maker, tmp_path: object) -> None:
+def test_a_text_that_leaves_the_tree_keeps_its_common_path(checkpoint: Maker, tmp_path: object) -> None:
     model = MODELS["library, float32"][1](checkpoint, tmp_path)
     history, parents = [5, 6, 7], [-1, 0, 0, 1, 2]
     for wanted, kept in (([8, 9, 11], 3 + 3), ([8, 10, 12, 4], 3 + 3), ([8, 4], 3 + 1), ([4], 3), ([8, 10], 3 + 2)):
@@ -135,7 +135,7 @@ def test_a_text_that_leaves_the_tree_keeps_what_it_has_of_it(checkpoint: Maker, 
         assert cache.keep_prefix_of(0, text) == len(text) - kept
 
 
-def test_paths_and_branches() -> None:
+def test_paths_and_branches_of_a_tree() -> None:
     assert paths_of([-1, 0, 0, 2], 7) == [[7], [7, 8], [7, 9], [7, 9, 10]]
     for parents in ([0], [-1, 2, 0], [-2]):
         with pytest.raises(ValueError, match="must be an earlier row"):

@@ -1,7 +1,7 @@
-"""A small random checkpoint of each architecture that foredraft promises to serve, with a head sharp enough to test on.
+"""Small random checkpoints of every supported architecture, with logits sharp enough for tests.
 
-A fresh model's logits are nearly flat, so that greedy text hangs on rounding; `sharpen` scales what it writes until the
-best token usually wins by a clear margin, and mixes the layers' work into it so that the text is no loop of the input.
+A new random model's logits are nearly flat, so that greedy text depends on rounding. `sharpen` scales its head until the best token
+usually wins by a clear margin, and makes the layers matter, so that the text does not just repeat the input.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ALTERNATING = ["sliding_attention", "full_attention"]
 
 @dataclass(frozen=True, slots=True)
 class Species:
-    """One architecture: its model_type, what is set beside the common settings, and what those must not set."""
+    """An architecture: its model_type, settings beyond the common ones, and common settings that do not apply."""
 
     model_type: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -203,11 +203,11 @@ ENCODER_DECODERS: dict[str, Species] = {
 WHISPER = Species(
     "whisper", {"num_mel_bins": 16, "max_source_positions": 40, "max_target_positions": CONTEXT}, base=_BART
 )
-"""It reads features; see `sound`."""
+"""It reads input features; see `sound`."""
 
 
 def sound(shape: Sequence[int], seed: int) -> Tensor:
-    """Random features."""
+    """Random input features."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -242,13 +242,13 @@ STACK_FORMS: dict[str, Species] = {
     "yarn rope": Species("qwen2", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
     "dynamic rope": Species("llama", rope("dynamic", factor=4.0)),
 }
-"""What a decoder of Llama's form can have; all of it runs as one stack, on a CPU and on a GPU."""
+"""Variants of Llama's form. All run as one stack, on a CPU and on a GPU."""
 
 COMPILED_FAMILIES = (
     *("gemma2", "gemma3", "phi3", "smollm3", "granite", "olmo2", "starcoder2"),
     *("mixtral", "qwen3_moe", "cohere", "cohere2", "glm4", "gpt_oss"),
 )
-"""One species of each family that the compiled kernels run, beyond Llama's form."""
+"""A species of each family that the compiled kernels run, beyond Llama's form."""
 
 _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW}
 
@@ -257,7 +257,7 @@ COMPILED_FORMS: dict[str, Species] = {
     "biases in the mlp": Species("llama", {"mlp_bias": True}),
     "biases in an mlp of odd width": Species("llama", {"mlp_bias": True, "intermediate_size": 83}),
     **{name: SPECIES[name] for name in COMPILED_FAMILIES},
-    "heads of 64": Species("llama", {"head_dim": 64}),  # where the processor has tiles, attention is by them
+    "heads of 64": Species("llama", {"head_dim": 64}),  # uses AMX tiles for attention if the processor has them
     "heads of 64 and a window": Species("mistral", {"head_dim": 64, "sliding_window": WINDOW}),
     "gemma2 without caps": Species(
         "gemma2", {**_GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None}
@@ -284,7 +284,7 @@ COMPILED_FORMS: dict[str, Species] = {
         "qwen3_moe", {**_MIXTURE, "head_dim": 16, "norm_topk_prob": False, "mlp_only_layers": [1]}
     ),
 }
-"""What the compiled kernels run as one stack."""
+"""The species that the compiled kernels run as one stack."""
 
 _TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 DEVICE_FORMS: dict[str, Species] = {
@@ -292,11 +292,11 @@ DEVICE_FORMS: dict[str, Species] = {
     "two heads": Species("llama", _TWO_HEADS),
     "two heads, biases": Species("qwen2", _TWO_HEADS),
 }
-"""With few heads Triton's interpreter takes half the time."""
+"""Species with few heads, with which Triton's interpreter takes half the time."""
 
 
 def random_model(config: Any, seed: int = 0, sharpness: float = 6.0) -> PreTrainedModel:
-    """A model of this configuration with random weights, sharpened; float32."""
+    """A model of this configuration with random, sharpened weights in float32."""
     torch.manual_seed(seed)
     model: PreTrainedModel = auto_class_of(config).from_config(config, dtype=torch.float32)
     _randomise(model, torch.Generator().manual_seed(seed))
@@ -305,14 +305,15 @@ def random_model(config: Any, seed: int = 0, sharpness: float = 6.0) -> PreTrain
 
 
 def saved(config: Any, directory: Path, seed: int = 0, **changes: Any) -> Path:
-    """A checkpoint of such a model, without a tokenizer."""
+    """Save such a model as a checkpoint without a tokenizer."""
     random_model(config, seed, **changes).save_pretrained(directory)
     return directory
 
 
 def _randomise(model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Matrices that mix (the library's 0.02 is nearly the identity), norms near one, and biases that are not zero: a
-    forgotten bias, sink or norm then shows. A tied head would repeat its input: it gets weights of its own."""
+    """Draw weights: matrices large enough to matter (with transformers' 0.02 the layers nearly are the identity), norms near one, and
+    biases that are not zero, so that a forgotten bias, sink or norm is noticed. A tied head would repeat its input, so it gets its own
+    weights."""
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
     model.config.get_text_config().tie_word_embeddings = False
@@ -326,7 +327,7 @@ def _randomise(model: PreTrainedModel, generator: torch.Generator) -> None:
 
 def _gain(name: str) -> float:
     if name.endswith("Attention.q.weight"):
-        return 0.4  # T5 does not scale the scores of attention: its weights do
+        return 0.4  # T5 does not scale attention scores, its weights do
     return 1.0 if "embed" in name or "wte" in name or "wpe" in name else 1.5
 
 

@@ -1,6 +1,6 @@
-"""An engine without models: texts, times and outcomes are made up, and a policy decides as in the real one.
+"""An engine without models: texts, times and outcomes are simulated, and a policy decides as in the real engine.
 
-A drafter here is a cost and a chance; time is a number that the steps add up to, so nothing depends on the machine.
+A drafter here is a cost and an acceptance rate. Time is simulated too, so nothing depends on the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GREEDY = {"temperature": 0.0}
 
 
 def no_time() -> float:
-    """A controller's clock: a real one would measure what planning takes on this machine; all other times are made up."""
+    """A controller's clock that stands still. A real one would time planning on this machine, while all other times are simulated."""
     return 0.0
 
 
@@ -36,10 +36,10 @@ def text(seq_id: int = 0, *, prompt_len: int = 4, room: int = 100_000, wanted: i
 
 @dataclass
 class FakeDrafter:
-    """seconds: of drafting, by the number of requests and the largest depth. acceptance: the chance of each draft token of a
-    text, given that those before it were accepted. siblings: in a tree, the chance of the second child and the next ones, given
-    that those before it were rejected. finds: the chance that a lookup finds anything. reading: seconds per token that came
-    while it was not used."""
+    """seconds: the time of drafting, by the number of requests and the largest depth. acceptance: by seq_id, the probability that a
+    draft token is accepted if those before it were. siblings: in a tree, the probability that the second child and the next ones are
+    accepted if those before them were rejected. finds: the probability that a lookup finds anything. reading: seconds per token that
+    was added while the drafter was not used."""
 
     seconds: Callable[[int, int], float]
     acceptance: Callable[[int], float]
@@ -54,7 +54,7 @@ class FakeDrafter:
 
 @dataclass(frozen=True)
 class Round:
-    """The budget of each text, by seq_id, the time of the round and the tokens that it emitted."""
+    """A simulated step: the budget of each text by seq_id, the time taken and the number of emitted tokens."""
 
     budgets: dict[int, DraftBudget]
     seconds: float
@@ -66,7 +66,7 @@ class Round:
 
 
 class Simulator:
-    """pass_seconds: of the target's pass, by its rows. token_ids: draws the values of all tokens, on which no policy may
+    """pass_seconds: the time of the target's pass, by its rows. token_ids: draws the values of all tokens, on which no policy may
     depend. jitter: the relative spread of the times."""
 
     def __init__(
@@ -95,19 +95,19 @@ class Simulator:
         self.waiting += sequences
 
     def abort(self, sequence: TokenSequence) -> None:
-        """As the engine does it: without a word to the policy."""
+        """Abort a text as the engine does: without telling the policy."""
         self._forget(sequence)
         sequence.finish("abort")
         (self.running if sequence in self.running else self.waiting).remove(sequence)
 
     def give_up(self, names: Sequence[str]) -> None:
-        """As the scheduler does it when memory is short."""
+        """Make drafters drop their state, as the scheduler does when memory is short."""
         for name in names:
             self.drafters[name].num_read.clear()
         self.policy.cool_down(names, MEMORY_SHORT, MEMORY_COOLDOWN)
 
     def run(self, num_rounds: int) -> list[Round]:
-        """The rounds that this added."""
+        """Run num_rounds steps and return them."""
         for _ in range(num_rounds):
             self.step()
         return self.rounds[-num_rounds:]
@@ -124,7 +124,7 @@ class Simulator:
         outcomes = [self._verify(item, drafted) for item, drafted in zip(scheduled, num_drafted, strict=True)]
         for item in scheduled:
             if item.max_draft:
-                # a drafter has read what was there when it drafted, and writes the rest itself
+                # a drafter has read the text as it was when it drafted, and its own draft
                 self.drafters[item.drafter].num_read[item.sequence.seq_id] = len(item.sequence.tokens)
         num_kept = []
         for item, outcome in zip(scheduled, outcomes, strict=True):
@@ -196,5 +196,5 @@ def tokens_per_second(rounds: Sequence[Round]) -> float:
 
 
 def draft_share(rounds: Sequence[Round]) -> float:
-    """The share of rounds in which anything was drafted."""
+    """The share of steps in which anything was drafted."""
     return sum(one.num_requested > 0 for one in rounds) / len(rounds)

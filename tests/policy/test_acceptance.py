@@ -1,4 +1,4 @@
-"""Forecasts agree with what followed before."""
+"""Forecasts of acceptance agree with past outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ recorded_drafts = st.lists(st.tuples(st.integers(0, NUM_BUCKETS - 1), budgets), 
 
 
 @given(recorded_drafts, st.integers(0, NUM_BUCKETS - 1))
-def test_a_forecast_is_possible_and_more_never_brings_less(
+def test_forecasts_are_possible_and_grow_with_the_budget(
     drafts: Sequence[tuple[int, tuple[int, int, int]]], bucket: int
 ) -> None:
     acceptance = AcceptanceEstimator(MAX_DRAFT)
@@ -35,7 +35,7 @@ def test_a_forecast_is_possible_and_more_never_brings_less(
     for depth in range(1, MAX_DRAFT + 1):
         assert forecast.num_tokens[depth - 1] <= forecast.num_tokens[depth] <= depth + 1
         assert forecast.num_rows[depth - 1] <= forecast.num_rows[depth] <= depth + 1e-9
-        # an accepted token was a row before
+        # every accepted token was a verified row
         assert forecast.num_tokens[depth] - 1 <= forecast.num_rows[depth] + 1e-9
 
 
@@ -59,7 +59,7 @@ def expected_tokens(rates: Sequence[float], depth: int) -> float:
 )
 @pytest.mark.parametrize("depth", [1, 3, 6])
 def test_forecasts_converge_to_the_true_expectation(rates: Sequence[float], depth: int) -> None:
-    """Known chances by place, drafts of every length: the mean of the forecasts is the expectation."""
+    """With known probabilities by position and drafts of every length, the mean of the forecasts is the expectation."""
     chance, acceptance, forecasts = Random(depth), AcceptanceEstimator(MAX_DRAFT), []
     for turn in range(3000):
         max_draft = chance.randint(1, MAX_DRAFT)
@@ -70,8 +70,8 @@ def test_forecasts_converge_to_the_true_expectation(rates: Sequence[float], dept
 
 
 def test_forecasts_are_calibrated_in_every_bucket() -> None:
-    """Three texts side by side, two steady and one that changes all the time: forecasts and outcomes agree for each bucket
-    (calibration), though the buckets are only guessed from the outcomes."""
+    """Three texts at the same time, two steady and one that keeps changing: forecasts and outcomes agree for each bucket (calibration),
+    though the buckets are only inferred from the outcomes."""
     chance, acceptance = Random(1), AcceptanceEstimator(MAX_DRAFT)
     histories = [AcceptanceHistory() for _ in range(3)]
     forecast, emitted, count = [0.0] * NUM_BUCKETS, [0.0] * NUM_BUCKETS, [0] * NUM_BUCKETS
@@ -106,18 +106,18 @@ def test_texts_with_high_and_low_acceptance_get_different_forecasts() -> None:
     assert bad < 2.0
 
 
-def test_rows_that_a_lookup_does_not_find_are_not_charged() -> None:
+def test_rows_that_a_lookup_does_not_draft_are_not_counted() -> None:
     chance, acceptance = Random(3), AcceptanceEstimator(MAX_DRAFT)
     for _ in range(2000):
         num_drafted = 5 if chance.random() < 0.2 else 0
         acceptance.record(2, 5, num_drafted, accepted(chance, [0.9] * 5, num_drafted))
     forecast = acceptance.forecast(2)
     assert forecast.num_rows[5] == pytest.approx(0.2 * 5, abs=0.4)
-    # but its tokens are counted over all its budgets
+    # but its tokens are averaged over all its budgets
     assert forecast.num_tokens[5] == pytest.approx(1 + 0.2 * (expected_tokens([0.9] * 5, 5) - 1), abs=0.3)
 
 
-def test_counts_fade() -> None:
+def test_old_counts_fade() -> None:
     acceptance = AcceptanceEstimator(MAX_DRAFT)
     for _ in range(10_000):
         acceptance.record(2, 4, 4, 4)
@@ -127,7 +127,7 @@ def test_counts_fade() -> None:
     assert acceptance.forecast(2).num_tokens[4] < 1.2
 
 
-def test_new_and_stale_texts_are_expected_to_be_like_all_others() -> None:
+def test_new_and_stale_texts_are_expected_to_be_like_all_texts() -> None:
     acceptance = AcceptanceEstimator(MAX_DRAFT)
     for _ in range(500):
         acceptance.record(2, 4, 4, 0)
@@ -136,7 +136,7 @@ def test_new_and_stale_texts_are_expected_to_be_like_all_others() -> None:
 
 
 def test_the_level_of_a_text_is_the_prior_of_its_bucket() -> None:
-    """The first text of a process that turns bad is not thought to go on as all did until then."""
+    """So the first text of a process whose acceptance falls is not expected to continue as all texts did before."""
     acceptance, history = AcceptanceEstimator(MAX_DRAFT), AcceptanceHistory()
     for now in range(100):
         acceptance.record(history.bucket(now), 4, 4, 4)
@@ -150,7 +150,7 @@ def test_the_level_of_a_text_is_the_prior_of_its_bucket() -> None:
     assert acceptance.forecast(history.bucket(108)).num_tokens[4] < 1.5
 
 
-def test_one_draft_that_fails_does_not_condemn_a_text_where_most_go_well() -> None:
+def test_one_rejected_draft_does_not_condemn_a_text_if_most_are_accepted() -> None:
     acceptance, new, bad = AcceptanceEstimator(MAX_DRAFT), AcceptanceHistory(), AcceptanceHistory()
     for _ in range(60):
         acceptance.record(NEW, 1, 1, 1)
@@ -167,7 +167,7 @@ def test_the_mean_rate_is_that_of_all_texts_and_optimistic_at_first() -> None:
     acceptance = AcceptanceEstimator(MAX_DRAFT)
     assert acceptance.mean_rate > 0.8
     for _ in range(300):
-        acceptance.record(NEW, 4, 4, 1)  # of two that were evaluated one was accepted
+        acceptance.record(NEW, 4, 4, 1)  # of two evaluated tokens one was accepted
     assert acceptance.mean_rate == pytest.approx(0.5, abs=0.02)
 
 
@@ -180,4 +180,4 @@ def test_the_bucket_of_a_text() -> None:
     for now in range(11, 31):
         history.record(0, 1, now, 0.5)
     assert history.bucket(31) < well
-    assert history.bucket(1000) == STALE  # whatever it was: nothing was drafted for long
+    assert history.bucket(1000) == STALE  # whatever the score was: nothing was drafted for a long time

@@ -1,4 +1,4 @@
-"""Law 2 where the number of draft tokens is left to the controller: the text does not show it."""
+"""Law 2 with speculative_tokens="auto": the controller's choices do not change the text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = ["def count_words(text):", "Once upon a time", "def area(width, height
 
 @pytest.fixture(scope="module", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Costs of other processes stay out of it, and ours do not stay behind."""
+    """A temporary cache folder: costs of other processes are not read, and ours are not left behind."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -51,14 +51,14 @@ def test_the_text_is_plain_decodings(settings: dict[str, float], llm: LLM) -> No
         assert [one.token_ids for one in a.outputs] == [one.token_ids for one in b.outputs]
 
 
-def test_it_did_draft(llm: LLM) -> None:
+def test_the_controller_did_draft(llm: LLM) -> None:
     llm.generate(PROMPTS, SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
     assert isinstance(llm.policy, Controller)
     assert llm.engine.stats.num_draft_tokens > 0
 
 
 def test_mixed_batches_are_invisible_too(llm: LLM) -> None:
-    """Greedy, seeded, with a number of its own and without drafts, side by side."""
+    """Greedy, seeded, with a fixed number of draft tokens and without drafts, in one batch."""
     if not llm.target.traits.row_exact:
         pytest.skip("elsewhere only up to near ties")
     wanted: list[dict[str, float]] = [
@@ -74,17 +74,19 @@ def test_mixed_batches_are_invisible_too(llm: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_costs_of_models_in_memory_are_kept_nowhere(llm: LLM, cache_folder: Path) -> None:
+def test_costs_of_models_in_memory_are_not_stored(llm: LLM, cache_folder: Path) -> None:
     before = set(cache_folder.rglob("costs-*"))
     own = LLM(AutoModelForCausalLM.from_pretrained(EMBEDDED / "target"), tokenizer=llm.tokenizer, method="suffix")
     own.generate(PROMPTS * 4, SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
     assert set(cache_folder.rglob("costs-*")) == before
 
 
-# thresholds, through LLM
+# Thresholds, through LLM
 
 
-def test_a_threshold_is_kept_for_another_drafter_and_counted(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_crossing_a_threshold_is_logged_and_counted_and_changes_no_text(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
     strict = LLM(EMBEDDED / "target", EMBEDDED / "draft", speculative_tokens=4, min_acceptance_rate=1.0)
     assert isinstance(strict.policy, Guard)
     params = SamplingParams(max_tokens=160, temperature=0.0, ignore_eos=True)
@@ -99,7 +101,7 @@ def test_a_threshold_is_kept_for_another_drafter_and_counted(llm: LLM, caplog: p
     assert not llm.crossings
 
 
-def test_a_draft_model_that_holds_too_much_gives_it_back() -> None:
+def test_a_draft_model_above_its_memory_threshold_frees_its_memory() -> None:
     llm = LLM(EMBEDDED / "target", EMBEDDED / "draft", speculative_tokens=4, max_draft_memory=1)
     llm.generate(PROMPTS, SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True))
     assert llm.crossings == {("draft_model", "max_draft_memory"): 1}

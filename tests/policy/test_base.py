@@ -11,16 +11,16 @@ from tests.laws import sampler_for
 
 @pytest.mark.parametrize("wanted", [0, 1, 4, 16])
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 100])
-def test_never_more_than_the_request_wants_and_never_one_that_could_not_be_emitted(wanted: int, room: int) -> None:
+def test_budgets_never_exceed_the_request_or_the_room_left(wanted: int, room: int) -> None:
     sequence = TokenSequence(0, [1, 2], sampler_for({}), max_len=2 + room, speculative_tokens=wanted)
     length = FixedPolicy("one").draft_budget(sequence).max_draft
     assert 0 <= length <= wanted
-    assert length == 0 or length + 1 <= room  # the last token of a text is the target's own
+    assert length == 0 or length + 1 <= room  # the last token of a text is always the target's own
     assert length == wanted or length + 1 >= room
 
 
 def test_the_decision_does_not_depend_on_the_tokens() -> None:
-    """Non-anticipation: whatever the last draft was, the next length is the same."""
+    """Non-anticipation: whatever the last draft was, the next budget is the same."""
     lengths = set()
     for tokens in ([1, 2, 3], [3, 3, 3], [0, 9, 9]):
         sequence = TokenSequence(0, list(tokens), sampler_for({}), max_len=20, speculative_tokens=4)

@@ -1,4 +1,4 @@
-"""Budgets for batches, and when a plan is made again."""
+"""Budgets for batches, and when a new plan is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST = 4
 
 
 class Planner(BudgetPlanner):
-    """A planner with parts that a test can reach. A pass costs 10 ms, a draft nothing."""
+    """A planner whose parts a test can access. A pass costs 10 ms, a draft nothing."""
 
     def __init__(self, *drafters: str) -> None:
         self.cooldowns = Cooldowns()
@@ -30,14 +30,14 @@ class Planner(BudgetPlanner):
         return budget
 
 
-def test_a_draft_that_costs_nothing_is_as_long_as_it_may_be() -> None:
+def test_a_draft_that_costs_nothing_is_as_long_as_possible() -> None:
     planner = Planner("a")
     assert planner.budget(text()) == DraftBudget("a", LONGEST)
     assert planner.budget(text(1, room=3)) == DraftBudget("a", 2)
     assert planner.budget(text(2, room=1)) == NO_DRAFTING
 
 
-def test_a_sequence_with_a_number_of_its_own_gets_it_from_the_first_drafter() -> None:
+def test_a_sequence_with_a_fixed_number_gets_it_from_the_first_drafter() -> None:
     planner = Planner("a", "b")
     assert planner.fixed_budget(text(wanted=3)) == DraftBudget("a", 3)
     assert planner.fixed_budget(text(wanted=3, room=2)) == DraftBudget("a", 1)
@@ -46,13 +46,13 @@ def test_a_sequence_with_a_number_of_its_own_gets_it_from_the_first_drafter() ->
     assert planner.fixed_budget(text(wanted=3)) == NO_DRAFTING
 
 
-def test_a_drafter_that_cools_down_is_not_planned_for() -> None:
+def test_a_drafter_that_cools_down_is_not_used() -> None:
     planner = Planner("a", "b")
     planner.cooldowns.start(["a"], "failed", 5)
     assert planner.budget(text()).drafter == "b"
 
 
-def test_a_plan_is_made_again_after_new_drafts_or_many_steps_or_when_it_is_cleared() -> None:
+def test_a_plan_is_reused_until_new_drafts_or_many_steps_or_a_clear() -> None:
     planner = Planner("a")
     first = planner.budgets([text()], 1, sampled=False)
     assert planner.budgets([text(1)], 1000, sampled=False) is first, "the same state"

@@ -1,4 +1,4 @@
-"""The controller on made-up texts and times: what it learns, when it stops drafting, and what learning costs."""
+"""The controller on simulated texts and times: what it learns, when it stops drafting, and what learning costs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.policy.simulator import GREEDY, FakeDrafter, Round, Simulator, draft_
 FIRST_LEARNING = 400
 LONGEST = 8
 SWITCH = 16
-"""Rounds within which a change of the text must show."""
+"""The steps within which the controller must react to a change of the text."""
 
 
 def pass_seconds(num_rows: int) -> float:
-    """A large target: one row or ten, the weights are read once."""
+    """The pass of a large target, which mostly takes the time to read the weights, whatever the number of rows."""
     return 0.010 + 0.0001 * num_rows
 
 
@@ -38,7 +38,7 @@ def flat(rate: float) -> Callable[[int], float]:
 
 
 def drafter(acceptance: float | Callable[[int], float], per_token: float = 0.001, **settings: float) -> FakeDrafter:
-    """Takes per_token seconds for each draft token, whatever the number of requests."""
+    """A drafter that takes per_token seconds for each draft token, whatever the number of requests."""
     chance = acceptance if callable(acceptance) else flat(acceptance)
     return FakeDrafter(lambda num_requests, depth: 0.0002 + per_token * depth, chance, **settings)
 
@@ -57,7 +57,7 @@ def plain_rate(batch_size: int = 1) -> float:
 
 
 def best_fixed(stands: float, per_token: float) -> float:
-    """Tokens per second at the best fixed number, by simulation."""
+    """Tokens per second with the best fixed number of draft tokens, by simulation."""
     rates = []
     for wanted in range(LONGEST + 1):
         simulator = Simulator(FixedPolicy("a"), {"a": drafter(stands, per_token)}, pass_seconds)
@@ -67,7 +67,9 @@ def best_fixed(stands: float, per_token: float) -> float:
 
 
 @pytest.mark.parametrize(("stands", "per_token"), [(0.95, 0.0005), (0.9, 0.001), (0.7, 0.001), (0.5, 0.0005)])
-def test_where_drafting_pays_it_drafts_about_as_much_as_is_best(stands: float, per_token: float) -> None:
+def test_where_drafting_is_worthwhile_it_is_nearly_as_fast_as_the_best_fixed_number(
+    stands: float, per_token: float
+) -> None:
     simulator = simulate({"a": drafter(stands, per_token)}, text())
     simulator.run(FIRST_LEARNING)
     assert tokens_per_second(simulator.run(3000)) >= 0.95 * best_fixed(stands, per_token)
@@ -75,7 +77,7 @@ def test_where_drafting_pays_it_drafts_about_as_much_as_is_best(stands: float, p
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 @pytest.mark.parametrize(("stands", "per_token"), [(0.0, 0.003), (0.3, 0.010), (0.0, 0.0002)])
-def test_where_it_does_not_pay_it_stops(stands: float, per_token: float, batch_size: int) -> None:
+def test_where_drafting_is_not_worthwhile_it_stops(stands: float, per_token: float, batch_size: int) -> None:
     simulator = simulate({"a": drafter(stands, per_token)}, *map(text, range(batch_size)))
     simulator.run(FIRST_LEARNING)
     assert tokens_per_second(simulator.run(3000)) >= 0.985 * plain_rate(batch_size)
@@ -83,9 +85,7 @@ def test_where_it_does_not_pay_it_stops(stands: float, per_token: float, batch_s
 
 @pytest.mark.parametrize("siblings", [(0.45, 0.3, 0.2), (0.3, 0.2, 0.1), (0.1, 0.05, 0.0), (0.0, 0.0, 0.0)])
 @pytest.mark.parametrize(("stands", "per_token"), [(0.9, 0.0005), (0.7, 0.001), (0.4, 0.0005), (0.3, 0.001)])
-def test_with_trees_it_is_never_slower_than_without(
-    stands: float, per_token: float, siblings: tuple[float, ...]
-) -> None:
+def test_trees_never_make_it_slower(stands: float, per_token: float, siblings: tuple[float, ...]) -> None:
     rates = []
     for tree_drafters in ((), ("a",)):
         one = drafter(stands, per_token)
@@ -96,7 +96,7 @@ def test_with_trees_it_is_never_slower_than_without(
     assert rates[1] >= 0.985 * rates[0]
 
 
-def test_a_weak_drafter_with_good_siblings_drafts_trees_and_gains_by_them() -> None:
+def test_a_weak_drafter_with_good_siblings_is_faster_with_trees() -> None:
     rates, budgets = [], []
     for tree_drafters in ((), ("a",)):
         weak = drafter(0.4, 0.001)
@@ -111,24 +111,24 @@ def test_a_weak_drafter_with_good_siblings_drafts_trees_and_gains_by_them() -> N
     assert rates[1] >= 1.08 * rates[0]
 
 
-def test_where_siblings_never_stand_it_comes_back_to_chains() -> None:
+def test_where_siblings_are_never_accepted_it_returns_to_chains() -> None:
     strong = drafter(0.8, 0.0005)
     strong.siblings = (0.0, 0.0, 0.0)
     simulator = simulate({"a": strong}, text(), tree_drafters=["a"])
     simulator.run(FIRST_LEARNING)
     budgets = [budget for one in simulator.run(3000) for budget in one.budgets.values()]
-    # each of them is tried now and then, since what was counted of siblings fades
+    # trees are tried again now and then, since counts of siblings fade
     assert sum(budget.shape is not None for budget in budgets) < 0.1 * len(budgets)
 
 
 def merged_of(acceptance: float, siblings: tuple[float, ...]) -> dict[str, FakeDrafter]:
-    """A lookup that costs nothing, a model, and a merged tree that costs as much as both."""
+    """A lookup that costs nothing, a draft model, and a merged drafter that costs as much as both."""
     merged = drafter(acceptance, 0.0005)
     merged.siblings = siblings
     return {"lookup": drafter(0.5, 0.0), "model": drafter(0.6, 0.0005), "merged": merged}
 
 
-def test_a_merged_tree_is_drafted_where_it_earns_more_than_its_parts() -> None:
+def test_a_merged_tree_is_drafted_where_it_is_faster_than_its_parts() -> None:
     rates, used = [], []
     for names in (["lookup", "model"], ["lookup", "model", "merged"]):
         drafters = {name: each for name, each in merged_of(0.75, (0.4, 0.2)).items() if name in names}
@@ -141,7 +141,7 @@ def test_a_merged_tree_is_drafted_where_it_earns_more_than_its_parts() -> None:
     assert rates[1] >= 1.1 * rates[0]
 
 
-def test_a_merged_tree_that_earns_no_more_than_its_parts_is_left() -> None:
+def test_a_merged_tree_that_is_no_faster_than_its_parts_is_not_drafted() -> None:
     rates = []
     for names in (["lookup", "model"], ["lookup", "model", "merged"]):
         drafters = {name: each for name, each in merged_of(0.5, (0.0, 0.0)).items() if name in names}
@@ -151,8 +151,8 @@ def test_a_merged_tree_that_earns_no_more_than_its_parts_is_left() -> None:
     assert rates[1] >= 0.985 * rates[0]
 
 
-def test_siblings_beyond_the_shape_that_was_wanted_count_too() -> None:
-    """A merged tree has its nodes in other places where one of its parts finds nothing."""
+def test_siblings_beyond_the_requested_shape_are_counted_too() -> None:
+    """A merged tree has a different shape where one of its parts finds nothing."""
     wanted, drafted, rates = TreeShape((ROOT, 0)), (ROOT, ROOT), {}
     for rank, path in {0: [0], 1: [1], None: []}.items():
         controller = Controller(["a"], tree_drafters=["a"], clock=no_time)
@@ -169,8 +169,10 @@ def test_siblings_beyond_the_shape_that_was_wanted_count_too() -> None:
 @pytest.mark.parametrize(
     ("sampling", "counts"), [({"temperature": 1.0}, False), (GREEDY, True)], ids=["unseeded", "greedy"]
 )
-def test_how_much_of_a_tree_grew_counts_only_where_no_noise_is_left(sampling: dict[str, float], counts: bool) -> None:
-    """Which nodes grow may depend on the noise of places that the text has not reached."""
+def test_the_drafted_size_of_a_tree_counts_only_where_no_noise_is_drawn(
+    sampling: dict[str, float], counts: bool
+) -> None:
+    """Which nodes are drafted may depend on the noise of positions that the text has not reached."""
     shape, forecasts = TreeShape((ROOT, ROOT, 0, 0)), []
     for num_grown in (2, 4):
         controller = Controller(["a"], tree_drafters=["a"], clock=no_time)
@@ -183,14 +185,14 @@ def test_how_much_of_a_tree_grew_counts_only_where_no_noise_is_left(sampling: di
     assert (forecasts[0] != forecasts[1]) == counts
 
 
-def test_reading_up_after_a_long_time_counts_as_cost_too() -> None:
+def test_the_cost_of_catching_up_counts_too() -> None:
     simulator = simulate({"a": drafter(0.0, 0.002, reading=0.0005)}, text(prompt_len=300))
     simulator.run(FIRST_LEARNING)
     assert tokens_per_second(simulator.run(4000)) >= 0.985 * plain_rate()
 
 
-def test_many_short_texts_cost_no_more_than_one_long() -> None:
-    """Every new text may be tried again, and has a prompt to read."""
+def test_many_short_texts_cost_no_more_than_one_long_text() -> None:
+    """Each new text may be probed, and has a prompt that the drafter must read first."""
     simulator = simulate({"a": drafter(0.0, 0.002, reading=0.0002)})
     for seq_id in range(60):
         simulator.add(text(seq_id, prompt_len=40, room=60))
@@ -201,7 +203,7 @@ def test_many_short_texts_cost_no_more_than_one_long() -> None:
 
 
 class Changing:
-    """A chance of acceptance that a test changes as the text changes its character."""
+    """An acceptance rate that a test changes during a text."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -216,7 +218,7 @@ def mean_max_draft(rounds: Sequence[Round], name: str = "a") -> float:
 
 
 def rounds_to(rounds: Sequence[Round], holds: Callable[[Round], bool], window: int = 6) -> int:
-    """The number of rounds until it holds in all but one of a window; all of them if it never does."""
+    """The number of steps until the condition holds in all but at most one step of a window, or all steps if it never does."""
     found = [holds(one) for one in rounds]
     starts = range(len(found) - window + 1)
     return next((i for i in starts if sum(found[i : i + window]) >= window - 1), len(found))
@@ -227,8 +229,8 @@ def drafts_with(name: str) -> Callable[[Round], bool]:
 
 
 def rounds_to_switch(good: float, bad: float, per_token: float, seed: int) -> tuple[list[int], list[int]]:
-    """One text that changes its character six times, from the first time in its process on.
-    -> rounds until the budget was at most half of that in good parts, and until it was at least half, each time"""
+    """A text whose acceptance rate changes six times. -> for each change to bad, the steps until the budget was at most half of the
+    usual one; for each change to good, the steps until it was at least half"""
     rate = Changing(good)
     simulator = simulate({"a": drafter(rate, per_token, reading=per_token / 20)}, text(prompt_len=100), seed=seed)
     usual = mean_max_draft(simulator.run(300)[-50:])
@@ -242,12 +244,12 @@ def rounds_to_switch(good: float, bad: float, per_token: float, seed: int) -> tu
 
 
 PAIRS = [(0.95, 0.02, 0.0001), (0.95, 0.02, 0.0005), (0.95, 0.02, 0.001), (0.7, 0.02, 0.0005), (0.8, 0.2, 0.0005)]
-"""What stands in good and in bad text, and seconds per draft token, of a target that takes 10 ms."""
+"""The acceptance rates in good and in bad text, and seconds per draft token, with a target that takes 10 ms."""
 
 
 @pytest.mark.parametrize(("good", "bad", "per_token"), PAIRS)
-def test_the_number_changes_within_sixteen_rounds(good: float, bad: float, per_token: float) -> None:
-    """Down to nothing and back, also the first time. Which draft tokens stand is chance: the median of seven texts."""
+def test_the_number_of_draft_tokens_adapts_within_sixteen_steps(good: float, bad: float, per_token: float) -> None:
+    """Down to 0 and back, also the first time. Acceptance is random, so the median of seven texts counts."""
     found = [rounds_to_switch(good, bad, per_token, seed) for seed in range(7)]
     for direction in range(2):
         assert median(pair[direction][0] for pair in found) <= SWITCH
@@ -255,8 +257,8 @@ def test_the_number_changes_within_sixteen_rounds(good: float, bad: float, per_t
 
 
 @pytest.mark.parametrize("per_token", [0.0001, 0.0005, 0.001])
-def test_the_drafter_changes_within_sixteen_rounds(per_token: float) -> None:
-    """Two drafters, each at home in another kind of text."""
+def test_the_drafter_changes_within_sixteen_steps(per_token: float) -> None:
+    """Two drafters, each good at another kind of text."""
     first, rest = [], []
     for seed in range(5):
         rates = {"a": Changing(0.95), "b": Changing(0.05)}
@@ -273,8 +275,8 @@ def test_the_drafter_changes_within_sixteen_rounds(per_token: float) -> None:
     assert median(rest) <= SWITCH
 
 
-def test_after_a_change_not_all_is_spent_at_once_on_hoping_for_the_next() -> None:
-    """A draft of 20 % of a step per token: the account has to last until the text turns good again."""
+def test_the_probe_budget_is_not_spent_at_once_after_a_change() -> None:
+    """A draft token costs 20 % of a step: the probe budget must last until the text is good again."""
     rate = Changing(0.95)
     simulator = simulate({"a": drafter(rate, 0.002, reading=0.0001)}, text(prompt_len=100))
     for _ in range(4):
@@ -284,14 +286,14 @@ def test_after_a_change_not_all_is_spent_at_once_on_hoping_for_the_next() -> Non
     assert rounds_to(simulator.run(300), drafts_with("a")) < 100
 
 
-def test_time_decides_between_drafters_and_not_length() -> None:
+def test_drafters_are_chosen_by_time_not_by_length() -> None:
     simulator = simulate({"long": drafter(0.95, 0.006), "quick": drafter(0.7, 0.0001)}, text())
     simulator.run(FIRST_LEARNING)
     rounds = simulator.run(500)
     assert mean_max_draft(rounds, "quick") > 10 * mean_max_draft(rounds, "long")
 
 
-def test_texts_of_one_batch_get_what_each_is_worth() -> None:
+def test_texts_of_one_batch_get_individual_budgets() -> None:
     simulator = simulate({"a": drafter(lambda seq_id: 0.95 if seq_id else 0.02, 0.0005)}, *map(text, range(2)))
     simulator.run(FIRST_LEARNING)
     rounds = simulator.run(500)
@@ -301,8 +303,8 @@ def test_texts_of_one_batch_get_what_each_is_worth() -> None:
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 5])
-def test_a_request_with_a_number_of_its_own_gets_it(wanted: int) -> None:
-    """Whatever pays; the others in the batch are still decided for."""
+def test_a_request_with_a_fixed_number_gets_it(wanted: int) -> None:
+    """Whether or not that is fastest. The budgets of the other texts in the batch are still chosen."""
     simulator = simulate({"a": drafter(0.0, 0.01), "b": drafter(0.0, 0.01)}, text(0, wanted=wanted), text(1))
     simulator.run(FIRST_LEARNING)
     rounds = simulator.run(300)
@@ -312,16 +314,16 @@ def test_a_request_with_a_number_of_its_own_gets_it(wanted: int) -> None:
 
 
 @pytest.mark.parametrize("wanted", [0, 2, 20])
-def test_beside_a_request_with_a_number_of_its_own_others_get_what_pays(wanted: int) -> None:
-    """Also where there never is a plain step."""
+def test_beside_a_request_with_a_fixed_number_others_get_the_best_budget(wanted: int) -> None:
+    """Although there is never a plain step."""
     simulator = simulate({"a": drafter(lambda seq_id: 0.95 * seq_id, 0.0005)}, text(0, wanted=wanted), text(1))
     rounds = simulator.run(300)[-100:]
     assert {one.budgets[0].max_draft for one in rounds} == {wanted}
     assert sum(one.budgets[1].max_draft for one in rounds) / len(rounds) > 3
 
 
-def test_stored_costs_from_a_busy_hour_do_not_prevent_drafting() -> None:
-    """By the stored costs a draft token takes three times what it takes today, while plain steps take the same."""
+def test_stored_costs_from_a_busy_machine_do_not_prevent_drafting() -> None:
+    """The stored time of a draft token is three times that of today; that of a plain step is the same."""
     busy = simulate({"a": drafter(0.9, 0.012)}, text())
     busy.run(FIRST_LEARNING)
     assert isinstance(busy.policy, Controller)
@@ -337,7 +339,7 @@ def test_stored_costs_from_a_busy_hour_do_not_prevent_drafting() -> None:
 
 
 def test_a_text_near_its_end_is_not_drafted_beyond_it() -> None:
-    """The simulator refuses more than could be emitted, see Simulator._schedule."""
+    """Simulator._schedule checks that no budget exceeds what can still be emitted."""
     simulator = simulate({"a": drafter(0.95, 0.0001)})
     for seq_id in range(200):
         simulator.add(text(seq_id, room=1 + seq_id % 12))
@@ -357,7 +359,7 @@ def test_where_memory_is_short_only_drafters_that_held_it_cool_down() -> None:
     assert mean_max_draft(simulator.run(50), "a") > 1
 
 
-def test_what_a_drafter_reads_again_after_giving_up_is_counted_as_read() -> None:
+def test_tokens_that_are_read_again_after_give_up_count_as_reading_time() -> None:
     simulator = simulate({"a": drafter(0.95, 0.0002, reading=0.0001)}, text(prompt_len=1000))
     simulator.run(FIRST_LEARNING)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""One process stores its costs and another loads them; a file that cannot be used is ignored, with one warning."""
+"""One process stores its costs and another loads them. Unusable files are ignored, with one warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBJECT = {"machine": "here", "target": "some", "drafters": ["a", "b"]}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the user keeps such things, for the length of a test."""
+    """The user's cache folder for foredraft, replaced by a temporary one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "foredraft"
 
@@ -35,14 +35,14 @@ def path_of(file: CostFile) -> Path:
     return file.path
 
 
-def test_what_is_saved_is_loaded(folder: Path) -> None:
+def test_saved_costs_are_loaded(folder: Path) -> None:
     CostFile.of(SUBJECT).save(measured())
     assert CostFile.of(dict(reversed(SUBJECT.items()))).load().as_dict() == measured().as_dict()
     assert path_of(CostFile.of(SUBJECT)).parent == folder
 
 
 @pytest.mark.slow
-def test_another_process_finds_it() -> None:
+def test_another_process_finds_saved_costs() -> None:
     CostFile.of(SUBJECT).save(measured())
     code = (
         "import json, sys; from foredraft.policy import CostFile;"
@@ -55,7 +55,7 @@ def test_another_process_finds_it() -> None:
 
 
 @pytest.mark.parametrize("other", [{"machine": "there"}, {"target": "another"}, {"drafters": ["b", "a"]}], ids=str)
-def test_what_was_measured_of_something_else_is_not_taken(other: dict[str, object]) -> None:
+def test_costs_of_another_subject_are_not_used(other: dict[str, object]) -> None:
     CostFile.of(SUBJECT).save(measured())
     assert CostFile.of({**SUBJECT, **other}).load().step_time(1, 1, sampled=False) is None
 
@@ -75,7 +75,7 @@ def test_what_was_measured_of_something_else_is_not_taken(other: dict[str, objec
     ],
     ids=str,
 )
-def test_a_damaged_file_is_measured_anew_with_one_warning(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_replaced_with_one_warning(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     file = CostFile.of(SUBJECT)
     path_of(file).write_bytes(content)
     costs = file.load()
@@ -87,7 +87,7 @@ def test_a_damaged_file_is_measured_anew_with_one_warning(content: bytes, caplog
     assert CostFile.of(SUBJECT).load().as_dict() == measured().as_dict()
 
 
-def test_what_another_user_left_is_not_read(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_users_file_is_not_read(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     file = CostFile.of(SUBJECT)
     file.save(measured())
     monkeypatch.setattr(os, "getuid", lambda: path_of(file).stat().st_uid + 1)
@@ -95,9 +95,7 @@ def test_what_another_user_left_is_not_read(monkeypatch: pytest.MonkeyPatch, cap
     assert not caplog.records
 
 
-def test_where_nothing_can_be_written_it_is_said_once_and_work_goes_on(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_folder_is_reported_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = CostFile.of(SUBJECT)
     folder.rmdir()
     folder.write_text("no folder")
@@ -106,7 +104,7 @@ def test_where_nothing_can_be_written_it_is_said_once_and_work_goes_on(
     assert len(caplog.records) == 1
 
 
-def test_a_write_that_fails_leaves_no_half_and_no_rest(
+def test_a_failed_write_leaves_the_old_file_and_no_other(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
@@ -121,7 +119,7 @@ def test_a_write_that_fails_leaves_no_half_and_no_rest(
     assert CostFile.of(SUBJECT).load().as_dict() == measured().as_dict()
 
 
-def test_without_a_path_nothing_is_kept_and_nothing_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_path_nothing_is_stored_or_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = CostFile(None)
     file.save(measured())
     assert file.load().step_time(1, 1, sampled=False) is None

@@ -1,4 +1,4 @@
-"""Costs are what was measured; stored ones are scaled to today's pace."""
+"""The cost model returns measured times; stored ones are scaled to the machine's current speed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from foredraft.policy.cost_model import STORED_DRAFT_FACTOR
 
 
 @given(st.dictionaries(st.integers(1, 9), st.lists(st.booleans(), min_size=3, max_size=32), min_size=1), st.data())
-def test_bad_moments_do_not_change_what_steps_take(measured: dict[int, list[bool]], data: st.DataObject) -> None:
-    """As long as more than a quarter of a kind was measured undisturbed; what steps are compared with knows of both."""
+def test_disturbed_steps_do_not_change_step_times(measured: dict[int, list[bool]], data: st.DataObject) -> None:
+    """As long as more than a quarter of each kind is undisturbed. plain_time, a mean, includes the disturbed ones."""
     costs = CostModel()
     truth = {rows: 0.010 + 0.001 * rows for rows in measured}
     taken: dict[int, list[float]] = {rows: [] for rows in measured}
@@ -46,8 +46,8 @@ def measured_costs() -> CostModel:
 
 
 @pytest.mark.parametrize("pace", [1.0, 2.0, 0.5])
-def test_what_is_kept_comes_back_at_the_pace_of_today(pace: float) -> None:
-    """A busier machine takes longer for everything: plain steps show how much, and only then do stored costs count."""
+def test_stored_costs_are_scaled_to_the_current_speed(pace: float) -> None:
+    """On a busier machine everything takes longer. Stored costs are used only after plain steps have shown by how much."""
     costs = measured_costs()
     again = CostModel.from_dict(json.loads(json.dumps(costs.as_dict())))
     assert CostModel.from_dict(again.as_dict()).as_dict() == again.as_dict()
@@ -64,7 +64,7 @@ def test_what_is_kept_comes_back_at_the_pace_of_today(pace: float) -> None:
     assert again.reading_time("a", 50) == pytest.approx(STORED_DRAFT_FACTOR * pace * costs.reading_time("a", 50))
 
 
-def test_what_is_kept_gives_way_to_what_is_measured() -> None:
+def test_measured_costs_replace_stored_ones() -> None:
     again = CostModel.from_dict(measured_costs().as_dict())
     for _ in range(100):
         again.record_step(1, 1, 0.020, sampled=False)
@@ -80,7 +80,7 @@ anything = st.recursive(
 
 
 @given(anything, anything, anything, anything)
-def test_anything_that_as_dict_does_not_write_is_refused(steps: Any, drafts: Any, reading: Any, factors: Any) -> None:
+def test_input_that_as_dict_cannot_write_is_refused(steps: Any, drafts: Any, reading: Any, factors: Any) -> None:
     for fields in (steps, {"steps": steps, "drafts": drafts, "reading": reading, "tree_factors": factors}):
         try:
             costs = CostModel.from_dict(fields)
@@ -104,7 +104,7 @@ def test_anything_that_as_dict_does_not_write_is_refused(steps: Any, drafts: Any
     ],
     ids=str,
 )
-def test_points_that_cannot_be_are_refused(points: Any) -> None:
+def test_impossible_points_are_refused(points: Any) -> None:
     kept = measured_costs().as_dict()
     for broken in (
         {**kept, "steps": {**kept["steps"], "greedy": points}},
@@ -115,18 +115,18 @@ def test_points_that_cannot_be_are_refused(points: Any) -> None:
 
 
 @pytest.mark.parametrize("reading", [[1], 3, None, {"a": -1.0}, {"a": math.nan}, {"a": math.inf}, {"a": "x"}], ids=str)
-def test_reading_times_that_cannot_be_are_refused(reading: Any) -> None:
+def test_impossible_reading_times_are_refused(reading: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         CostModel.from_dict({**measured_costs().as_dict(), "reading": reading})
 
 
 @pytest.mark.parametrize("factors", [[1], {"greedy": -1.0}, {"greedy": math.nan}, {"lazy": 1.0}], ids=str)
-def test_factors_that_cannot_be_are_refused(factors: Any) -> None:
+def test_impossible_tree_factors_are_refused(factors: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         CostModel.from_dict({**measured_costs().as_dict(), "tree_factors": factors})
 
 
-def test_a_step_with_a_tree_takes_its_own_time() -> None:
+def test_steps_with_trees_have_their_own_time() -> None:
     costs = measured_costs()
     assert costs.step_time(1, 5, sampled=False, is_tree=True) == pytest.approx(0.012), "nothing else is known"
     for _ in range(8):
@@ -140,7 +140,7 @@ def test_a_step_with_a_tree_takes_its_own_time() -> None:
     assert again.step_time(1, 5, sampled=False, is_tree=True) == pytest.approx(1.2 * 0.012)
 
 
-def test_the_levels_of_trees_are_timed_apart_from_chains() -> None:
+def test_drafts_of_trees_and_chains_are_timed_separately() -> None:
     costs = measured_costs()
     assert costs.draft_time("a", 1, 4, sampled=False, is_tree=True) == pytest.approx(0.003), (
         "as a chain, until it is known"
@@ -152,12 +152,12 @@ def test_the_levels_of_trees_are_timed_apart_from_chains() -> None:
 
 
 def test_a_draft_that_was_never_timed_costs_nothing() -> None:
-    """Trying it is how to find out."""
+    """So it is tried, and thereby measured."""
     assert CostModel().draft_time("a", 1, 4, sampled=False) == 0.0
     assert CostModel().reading_time("a", 1000) == 0.0
 
 
-def test_reading_is_not_mistaken_for_drafting() -> None:
+def test_reading_and_drafting_times_are_separated() -> None:
     costs = measured_costs()
     assert costs.draft_time("a", 1, 4, sampled=False) == pytest.approx(0.003)
     assert costs.reading_time("a", 100) == pytest.approx(0.010)
@@ -172,21 +172,21 @@ def test_greedy_and_sampled_steps_are_kept_apart() -> None:
     assert not costs.knows_plain_time(16, sampled=True)
 
 
-def test_before_any_draft_was_verified_reading_a_prompt_tells_what_rows_add() -> None:
+def test_before_the_first_draft_prefill_gives_the_cost_of_rows() -> None:
     costs = CostModel()
     for _ in range(5):
         costs.record_step(1, 1, 0.020, sampled=False)
     assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.028), "a guess"
     costs.record_prefill(101, 0.620)
     assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.020 + 8 * 0.006)
-    costs.record_prefill(51, 0.120)  # the first one was held up
+    costs.record_prefill(51, 0.120)  # the first prefill was disturbed
     assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.020 + 8 * 0.002)
     for _ in range(5):
         costs.record_step(1, 5, 0.060, sampled=False)
     assert costs.step_time(1, 9, sampled=False) == pytest.approx(0.100), "what was measured counts"
 
 
-def test_reading_that_took_no_longer_makes_rows_free_and_not_cheaper_than_nothing() -> None:
+def test_a_fast_prefill_never_gives_rows_a_negative_cost() -> None:
     costs = CostModel()
     costs.record_prefill(64, 0.010)
     for _ in range(5):

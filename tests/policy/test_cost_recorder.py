@@ -16,7 +16,7 @@ from tests.policy.simulator import text
 
 
 def step_of(sequences: Sequence[TokenSequence], *, draft_time: float = 0.0, num_unread: int = 1) -> Step:
-    """20 ms; with a draft_time one token of each sequence was drafted and rejected."""
+    """A step of 20 ms. If draft_time is given, one token of each sequence was drafted and rejected."""
     num_drafted = int(draft_time > 0)
     scheduled = [ScheduledSequence(s, num_unread, True, num_drafted, "a" if num_drafted else "") for s in sequences]
     outcomes = [Outcome([0] * num_drafted, None, (), [1], torch.empty(0, 0), []) for _ in sequences]
@@ -44,7 +44,7 @@ def record(recorder: CostRecorder, step: Step, number: int) -> None:
     recorder.finish_step(step)
 
 
-def test_a_plain_step_is_needed_until_it_was_measured_and_when_that_is_long_ago() -> None:
+def test_plain_steps_are_needed_until_measured_and_again_after_a_long_time() -> None:
     sequence = text()
     recorder, costs = recorder_of(sequence)
     for number in range(3):
@@ -56,7 +56,7 @@ def test_a_plain_step_is_needed_until_it_was_measured_and_when_that_is_long_ago(
     assert costs.step_time(1, 1, sampled=False) == 0.02
 
 
-def test_the_first_step_of_another_kind_does_not_count() -> None:
+def test_the_first_step_of_a_new_kind_is_not_recorded() -> None:
     sequence = text()
     recorder, costs = recorder_of(sequence)
     record(recorder, step_of([sequence]), 0)

@@ -1,4 +1,4 @@
-"""A curve gives back what was measured, and more never takes less."""
+"""A curve returns what was measured, and is monotonic."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def curve_of(*points: tuple[int, int, float], repeats: int = 10) -> Curve:
     return curve
 
 
-def test_nothing_is_known_of_what_was_not_measured() -> None:
+def test_without_samples_nothing_is_known() -> None:
     assert Curve(slope=0.1).at(1, 1) is None
 
 
-def test_between_two_points_the_line_is_straight() -> None:
+def test_values_between_two_points_are_interpolated_linearly() -> None:
     curve = curve_of((1, 1, 1.0), (1, 5, 2.0), (1, 9, 6.0))
     for x, expected in ((1, 1.0), (3, 1.5), (5, 2.0), (6, 3.0), (9, 6.0)):
         assert curve.at(1, x) == pytest.approx(expected)
 
 
 @given(samples)
-def test_more_never_takes_less(points: Sequence[tuple[int, int, float]]) -> None:
+def test_curves_are_monotonic(points: Sequence[tuple[int, int, float]]) -> None:
     curve = Curve(slope=0.05)
     for n, x, value in points:
         curve.add(n, x, value)
@@ -47,9 +47,7 @@ def test_more_never_takes_less(points: Sequence[tuple[int, int, float]]) -> None
 
 
 @given(samples, st.integers(1, 100), st.integers(1, 100))
-def test_there_is_an_answer_for_every_number_and_it_is_a_time(
-    points: Sequence[tuple[int, int, float]], n: int, x: int
-) -> None:
+def test_every_value_is_positive_and_finite(points: Sequence[tuple[int, int, float]], n: int, x: int) -> None:
     curve = Curve(slope=0.05)
     for sample in points:
         curve.add(*sample)
@@ -60,7 +58,7 @@ def test_there_is_an_answer_for_every_number_and_it_is_a_time(
 
 @given(st.dictionaries(st.integers(1, 16), st.lists(seconds, min_size=10, max_size=10), min_size=2, max_size=6))
 def test_pooling_keeps_the_sum(measured: dict[int, list[float]]) -> None:
-    """What points that fall are pooled to is their mean: no time is invented and none is lost."""
+    """Points that would decrease are pooled to their mean, so the total time does not change."""
     curve = Curve(slope=0.05)
     for x, values in measured.items():
         for _ in range(10):
@@ -69,7 +67,7 @@ def test_pooling_keeps_the_sum(measured: dict[int, list[float]]) -> None:
     assert total == pytest.approx(sum(values[0] for values in measured.values()))
 
 
-def test_a_few_samples_do_not_count_beside_many() -> None:
+def test_a_few_samples_hardly_count_beside_many() -> None:
     curve = curve_of((1, 1, 1.0), (1, 9, 2.0))
     curve.add(1, 5, 50.0)
     assert curve.at(1, 5) == pytest.approx(1.5)
@@ -79,7 +77,7 @@ def test_a_few_samples_do_not_count_beside_many() -> None:
     assert curve.at(1, 9) is not None
 
 
-def test_one_that_took_very_long_does_not_spoil_the_rest() -> None:
+def test_one_outlier_hardly_changes_the_value() -> None:
     curve = curve_of((1, 1, 1.0), repeats=31)
     curve.add(1, 1, 1000.0)
     times = curve.at(1, 1)
@@ -87,20 +85,20 @@ def test_one_that_took_very_long_does_not_spoil_the_rest() -> None:
     assert times < 1.1
 
 
-def test_what_is_measured_later_replaces_what_was() -> None:
+def test_later_samples_replace_earlier_ones() -> None:
     curve = curve_of((1, 1, 1.0), repeats=500)
     for _ in range(100):
         curve.add(1, 1, 3.0)
     assert curve.at(1, 1) == pytest.approx(3.0)
 
 
-def test_the_nearest_measured_group_stands_for_one_that_was_not_measured() -> None:
+def test_an_unmeasured_group_uses_the_nearest_measured_one() -> None:
     curve = curve_of((1, 1, 1.0), (8, 8, 4.0))
     assert curve.at(7, 8) == pytest.approx(4.0)
     assert curve.at(12, 8) == pytest.approx(4.0)
     assert curve.at(2, 1) == pytest.approx(1.0)
 
 
-def test_a_single_point_has_a_slope() -> None:
+def test_a_single_point_uses_the_default_slope() -> None:
     curve = curve_of((1, 4, 1.0))
     assert curve.at(1, 8) == pytest.approx(1.2)

@@ -1,4 +1,4 @@
-"""Thresholds that a user sets: what happens when they are crossed, and that it is logged and counted."""
+"""Thresholds that a user sets: drafters that cross them cool down, which is logged and counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COOLDOWN = 100
 
 
 class Holder:
-    """A drafter as a guard sees it."""
+    """A drafter with the interface that a guard uses."""
 
     def __init__(self, bytes_held: int = 0) -> None:
         self.bytes_held = bytes_held
@@ -52,10 +52,10 @@ def test_a_drafter_below_the_lowest_acceptance_cools_down_and_is_tried_again(cap
     for part in ("a:", "min_acceptance_rate", "50.0%", "64", str(COOLDOWN)):
         assert part in message
     simulator.run(15)
-    assert policy.crossings == {("a", "min_acceptance_rate"): 2}  # only new drafts count
+    assert policy.crossings == {("a", "min_acceptance_rate"): 2}  # drafts before the cooldown do not count
 
 
-def test_a_drafter_above_it_is_not_disturbed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_above_the_lowest_acceptance_is_not_affected(caplog: pytest.LogCaptureFixture) -> None:
     policy = guard(min_acceptance_rate=0.5)
     simulator = simulate(policy, acceptance=0.97)
     simulator.add(text(wanted=4))
@@ -64,8 +64,8 @@ def test_a_drafter_above_it_is_not_disturbed(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records
 
 
-def test_only_the_last_tokens_count() -> None:
-    """A long good time does not make up for a bad window."""
+def test_acceptance_is_computed_over_the_last_tokens() -> None:
+    """Many accepted tokens before do not compensate for a bad window."""
     rate = [1.0]
     drafter = FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: rate[0])
     policy = guard(min_acceptance_rate=0.5)
@@ -77,7 +77,7 @@ def test_only_the_last_tokens_count() -> None:
     assert policy.crossings
 
 
-def test_a_drafter_that_holds_too_much_gives_it_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_above_its_memory_threshold_frees_its_memory(caplog: pytest.LogCaptureFixture) -> None:
     holder = Holder()
     policy = guard(holder, max_draft_memory=1 << 20)
     simulator = simulate(policy, acceptance=0.9)
@@ -95,7 +95,7 @@ def test_a_drafter_that_holds_too_much_gives_it_up(caplog: pytest.LogCaptureFixt
         assert part in record.getMessage()
 
 
-def test_a_drafter_without_memory_never_crosses() -> None:
+def test_a_drafter_without_memory_never_crosses_a_threshold() -> None:
     class Bare:
         def propose(self, requests: list[DraftRequest]) -> Proposal:
             raise AssertionError
@@ -109,7 +109,7 @@ def test_a_drafter_without_memory_never_crosses() -> None:
     assert {one.num_requested for one in simulator.run(50)} == {4}
 
 
-def test_without_thresholds_it_changes_nothing() -> None:
+def test_a_guard_without_thresholds_changes_nothing() -> None:
     def budgets(policy: Policy) -> list[int]:
         simulator = simulate(policy, acceptance=0.8)
         simulator.add(text(0), text(1, wanted=3))
@@ -121,17 +121,19 @@ def test_without_thresholds_it_changes_nothing() -> None:
     assert budgets(Guard(timeless(), {"a": Holder()})) == budgets(timeless())
 
 
-def test_it_holds_around_the_controller_too() -> None:
+def test_thresholds_apply_to_the_controllers_drafts_too() -> None:
     policy = Guard(Controller(["a"], clock=no_time), {"a": Holder()}, min_acceptance_rate=0.9)
-    simulator = simulate(policy, acceptance=0.7)  # drafting pays, but the acceptance is below the threshold
+    simulator = simulate(
+        policy, acceptance=0.7
+    )  # drafting is worthwhile, but the acceptance rate is below the threshold
     simulator.add(text())
     simulator.run(1000)
     assert policy.crossings["a", "min_acceptance_rate"] >= 1
     assert sum(one.num_requested > 0 for one in simulator.rounds) < 500
 
 
-def test_another_drafter_takes_over_from_one_that_crossed() -> None:
-    """The wrapped policy knows of the cooldown, so it need not decode plainly."""
+def test_another_drafter_takes_over_from_one_that_crossed_a_threshold() -> None:
+    """The wrapped policy knows about the cooldown, so it does not fall back to plain decoding."""
     drafters = {
         "a": FakeDrafter(lambda num_requests, depth: 0.0001, lambda seq_id: 0.75),
         "b": FakeDrafter(lambda num_requests, depth: 0.02, lambda seq_id: 0.95),

@@ -1,4 +1,4 @@
-"""The plan that promises the most tokens per second, against trying them all."""
+"""The plan with the most expected tokens per second, compared with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from foredraft.policy.tree_acceptance import TreeForecast, best_first
 LONGEST = 5
 NAMES = ("a", "b")
 DOUBT = 1.05
-"""Below this gain over plain decoding either answer is right: measurements cannot tell them apart."""
+"""If the gain over plain decoding is below this factor, either answer is right: measurements cannot tell them apart."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """A pass: base + row * rows, and with a tree tree_factor times that. A drafter: (fixed, per depth, per request)."""
+    """A pass takes base + row * rows, and tree_factor times that with a tree. A drafter takes (fixed, per depth, per request)."""
 
     base: float
     row: float
@@ -49,7 +49,7 @@ def forecast(rate: float, fill_rate: float = 1.0) -> Forecast:
 
 
 def value(candidates: Sequence[Candidate], budgets: Sequence[DraftBudget], times: Times) -> float:
-    """Tokens per second, counted by hand."""
+    """The expected tokens per second of a plan, computed directly."""
     num_tokens = num_rows = seconds = 0.0
     for candidate, budget in zip(candidates, budgets, strict=True):
         one = candidate.forecasts[budget.drafter] if budget.max_draft else Forecast([1.0], [0.0])
@@ -94,7 +94,7 @@ def every_budget(candidate: Candidate) -> list[DraftBudget]:
 
 
 def with_trees(rate: float, siblings: Sequence[float]) -> Candidate:
-    """All first children stand with this rate. Depths up to 3."""
+    """A candidate whose first children all have this acceptance rate, with trees of depths up to 3."""
     trees = {}
     for max_depth in (1, 2, 3):
         parents, chances = best_first([rate] * max_depth, siblings, LONGEST)
@@ -105,7 +105,7 @@ def with_trees(rate: float, siblings: Sequence[float]) -> Candidate:
 
 
 @given(shares, st.lists(shares, min_size=2, max_size=2), all_times, st.floats(1.0, 1.5))
-def test_with_trees_it_is_the_best_of_all_or_a_chain_about_as_good(
+def test_with_trees_the_plan_is_the_best_one_or_a_chain_about_as_good(
     rate: float, siblings: list[float], times: Times, tree_factor: float
 ) -> None:
     candidate, times = with_trees(rate, siblings), replace(times, tree_factor=tree_factor)
@@ -129,7 +129,7 @@ def test_with_trees_it_is_the_best_of_all_or_a_chain_about_as_good(
         assert plan.rate > max(chains)
 
 
-def test_each_of_several_has_the_tree_or_the_chain_that_suits_it() -> None:
+def test_each_sequence_gets_the_tree_or_chain_that_suits_it() -> None:
     strong, weak = with_trees(0.95, (0.1, 0.1)), with_trees(0.3, (0.6, 0.5))
     plan = planned([strong, weak], Times(1.0, 0.01, {"a": (0.0, 0.01, 0.0)}))
     assert plan.budgets[0].shape is None
@@ -138,7 +138,7 @@ def test_each_of_several_has_the_tree_or_the_chain_that_suits_it() -> None:
 
 
 @given(candidates, all_times)
-def test_for_one_it_is_the_best_of_all(candidate: Candidate, times: Times) -> None:
+def test_the_plan_for_one_sequence_is_the_best_one(candidate: Candidate, times: Times) -> None:
     plan = planned([candidate], times)
     plain = value([candidate], [NO_DRAFTING], times)
     best = max(value([candidate], [budget], times) for budget in every_budget(candidate))
@@ -148,7 +148,7 @@ def test_for_one_it_is_the_best_of_all(candidate: Candidate, times: Times) -> No
 
 
 @given(st.lists(candidates, min_size=1, max_size=5), all_times)
-def test_for_several_never_worse_than_a_draft_for_all_and_never_than_none(
+def test_the_plan_for_several_sequences_is_never_worse_than_a_common_budget_or_none(
     batch: Sequence[Candidate], times: Times
 ) -> None:
     plan = planned(batch, times)
@@ -177,40 +177,40 @@ def test_no_budget_exceeds_what_could_be_emitted_or_names_an_unavailable_drafter
 
 
 @given(shares, shares, st.floats(0.0, 0.1), st.floats(0.01, 0.3))
-def test_two_that_differ_come_close_to_the_best_of_all_pairs(a: float, b: float, row: float, per_depth: float) -> None:
-    """Individual budgets are found without trying all pairs; the result must be close to the best."""
+def test_the_plan_for_two_sequences_is_close_to_the_best_pair(a: float, b: float, row: float, per_depth: float) -> None:
+    """Individual budgets are found without trying all pairs, so the result may be slightly worse."""
     batch = [Candidate(LONGEST, {"a": forecast(rate)}) for rate in (a, b)]
     times = Times(1.0, row, {"a": (0.0, per_depth, 0.0)})
     best = max(value(batch, budgets, times) for budgets in product(*map(every_budget, batch)))
     assert planned(batch, times).rate >= best / 1.06
 
 
-def test_nothing_is_drafted_where_drafts_cost_more_than_they_bring() -> None:
+def test_nothing_is_drafted_where_drafts_cost_more_than_they_gain() -> None:
     candidate = Candidate(LONGEST, {"a": forecast(0.3)})
     assert planned([candidate], Times(1.0, 0.0, {"a": (0.0, 0.5, 0.0)})).budgets == [NO_DRAFTING]
     assert planned([candidate], Times(1.0, 0.5, {"a": (0.0, 0.0, 0.0)})).budgets == [NO_DRAFTING]
 
 
-def test_what_is_free_and_always_right_is_drafted_to_the_end() -> None:
+def test_free_drafts_that_are_always_right_are_as_long_as_possible() -> None:
     candidate = Candidate(LONGEST, {"a": forecast(1.0)})
     assert planned([candidate], Times(1.0, 0.0, {"a": (0.0, 0.0, 0.0)})).budgets == [DraftBudget("a", LONGEST)]
 
 
-def test_time_decides_and_not_length() -> None:
-    """The longer and likelier draft loses to the one that is cheap."""
+def test_drafters_are_chosen_by_time_not_by_length() -> None:
+    """A cheap draft is better than a longer and likelier one."""
     candidate = Candidate(LONGEST, {"a": forecast(0.9), "b": forecast(0.6)})
     (budget,) = planned([candidate], Times(1.0, 0.02, {"a": (0.0, 0.4, 0.0), "b": (0.0, 0.0, 0.0)})).budgets
     assert budget.drafter == "b"
 
 
-def test_reading_up_counts() -> None:
+def test_the_time_of_catching_up_counts() -> None:
     times = Times(1.0, 0.0, {"a": (0.0, 0.1, 0.0)})
     forecasts = {"a": forecast(0.9)}
     assert planned([Candidate(LONGEST, forecasts)], times).budgets != [NO_DRAFTING]
     assert planned([Candidate(LONGEST, forecasts, {"a": 10.0})], times).budgets == [NO_DRAFTING]
 
 
-def test_texts_that_differ_get_different_numbers() -> None:
+def test_different_texts_get_different_budgets() -> None:
     batch = [Candidate(LONGEST, {"a": forecast(rate)}) for rate in (0.95, 0.02)]
     good, bad = planned(batch, Times(1.0, 0.15, {"a": (0.0, 0.02, 0.0)})).budgets
     assert good.max_draft > bad.max_draft

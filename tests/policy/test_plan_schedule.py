@@ -1,4 +1,4 @@
-"""Plans are made about every 20 milliseconds, and less often where one takes long."""
+"""Plans are made about every 20 milliseconds, and less often if planning takes long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_interval_is_twenty_milliseconds_of_steps_within_bounds(step_time: f
     assert next(step for step in range(10, 100) if schedule.is_due(step, 0)) == 10 + interval
 
 
-def test_a_plan_that_takes_long_is_made_less_often() -> None:
+def test_slow_plans_are_made_less_often() -> None:
     schedule = PlanSchedule()
     schedule.record_step(0.01)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Whatever happens, probes stay within their share of the time."""
+"""Probes always stay within their share of the time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from foredraft.policy.probes import MAX_SHARE, ProbeBudget
 NAMES = ("a", "b", "c")
 LONGEST = 1.0
 times = st.floats(0.0, LONGEST)
-# the time of a step, and a drafter's probe: what it was expected to add, and what it added
+# the time of a step, a drafter, and the expected and the actual cost of its probe
 events = st.lists(st.tuples(times, st.sampled_from(NAMES), times, times), max_size=200)
 
 
 @given(events, st.floats(0.0, 0.2))
-def test_no_more_is_spent_than_the_share_and_one_probe_of_each(
+def test_probes_exceed_their_share_by_at_most_one_probe_of_each_drafter(
     history: Sequence[tuple[float, str, float, float]], share: float
 ) -> None:
     probes, total = ProbeBudget(NAMES, share), 0.0
@@ -31,7 +31,7 @@ def test_no_more_is_spent_than_the_share_and_one_probe_of_each(
 
 
 @given(events)
-def test_where_the_cost_was_foreseen_the_share_is_kept_exactly(
+def test_if_expected_costs_are_right_the_share_is_never_exceeded(
     history: Sequence[tuple[float, str, float, float]],
 ) -> None:
     probes, total = ProbeBudget(NAMES, 0.01), 0.0
@@ -43,7 +43,7 @@ def test_where_the_cost_was_foreseen_the_share_is_kept_exactly(
         assert probes.spent <= 0.01 * total + 1e-9
 
 
-def test_a_probe_that_seemed_to_take_less_than_nothing_earns_no_others() -> None:
+def test_a_negative_probe_cost_does_not_increase_the_budget() -> None:
     probes = ProbeBudget(["a"], 0.01)
     probes.add_step(10.0)
     probes.spend("a", -100.0)
@@ -59,11 +59,11 @@ def test_an_expensive_drafter_does_not_use_up_the_budget_of_a_cheap_one() -> Non
     assert probes.allows("cheap", 0.01)
 
 
-def test_the_share_is_within_what_is_promised() -> None:
+def test_the_share_is_at_most_one_percent() -> None:
     assert 0 < MAX_SHARE <= 0.01
 
 
-def test_gaps_grow_after_probes_that_gain_nothing_and_end_after_one_that_pays() -> None:
+def test_gaps_grow_after_useless_probes_and_end_after_a_useful_one() -> None:
     probes, made = ProbeBudget(["a"], 0.5, 0.5), []
     for step in range(60):
         probes.add_step(1.0)
@@ -81,8 +81,8 @@ def test_gaps_grow_after_probes_that_gain_nothing_and_end_after_one_that_pays() 
     assert probes.allows("a", 0.01)
 
 
-def test_a_balance_is_not_spent_at_once() -> None:
-    """Half of a balance from a long time without probes is left after sixty steps in which every probe failed."""
+def test_a_large_balance_is_not_spent_at_once() -> None:
+    """After a long time without probes, half of the balance is left after sixty steps in which every probe failed."""
     probes = ProbeBudget(["a"], 0.01)
     for _ in range(1000):
         probes.add_step(1.0)

@@ -26,7 +26,7 @@ def sequence() -> TokenSequence:
     return TokenSequence(0, [1, 2], sampler_for({}), max_len=50, speculative_tokens=3)
 
 
-def test_it_decides_as_the_policy_does() -> None:
+def test_a_safe_policy_decides_as_the_wrapped_one() -> None:
     inner = FixedPolicy("a")
     policy = SafePolicy(inner)
     policy.begin([])
@@ -36,7 +36,7 @@ def test_it_decides_as_the_policy_does() -> None:
     assert policy.fallbacks is inner.fallbacks
 
 
-def test_where_it_cannot_decide_nothing_is_drafted(caplog: pytest.LogCaptureFixture) -> None:
+def test_if_the_policy_fails_nothing_is_drafted(caplog: pytest.LogCaptureFixture) -> None:
     policy = SafePolicy(Fails("a"))
     policy.begin([])
     assert policy.draft_budget(sequence()).max_draft == 0

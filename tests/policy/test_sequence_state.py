@@ -1,4 +1,4 @@
-"""States of sequences: what a drafter has missed, and which states are dropped."""
+"""The policy's state of each sequence: how many tokens a drafter has missed, and which states are dropped."""
 
 from __future__ import annotations
 

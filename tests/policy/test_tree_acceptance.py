@@ -1,4 +1,4 @@
-"""Forecasts for trees agree with what followed before, and no other tree of the same size promises more."""
+"""Forecasts for trees agree with past outcomes, and no other tree of the same size has a higher forecast."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BUCKET = 4
 
 
 def all_trees(num_nodes: int) -> Iterator[TreeShape]:
-    """Some of them more than once."""
+    """Every shape of this many nodes; some occur more than once."""
     return (TreeShape(parents) for parents in product(*(range(ROOT, node) for node in range(num_nodes))))
 
 
 def chance_of(shape: TreeShape, rates: Sequence[float], siblings: Sequence[float]) -> float:
-    """How many of its nodes a text takes, where each child stands by its rate if those before it were rejected."""
+    """The expected number of accepted nodes, if each child is accepted at its rate when those before it were rejected."""
     chances = {ROOT: 1.0}
     for node, children in shape.children.items():
         rest = chances[node]
@@ -37,7 +37,7 @@ def chance_of(shape: TreeShape, rates: Sequence[float], siblings: Sequence[float
 
 
 def taken(chance: Random, shape: TreeShape, rates: Sequence[float], siblings: Sequence[float]) -> list[int]:
-    """The ranks of the tokens that one text takes."""
+    """Draw the ranks of the accepted tokens."""
     ranks: list[int] = []
     node = ROOT
     while node in shape.children:
@@ -58,10 +58,10 @@ sibling_rates = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2)
 @given(
     st.floats(0.5, 0.95), st.lists(st.floats(0.0, 0.5), min_size=2, max_size=2), st.integers(1, 5), st.integers(1, 5)
 )
-def test_no_tree_of_the_same_size_and_depth_promises_more(
+def test_no_tree_of_the_same_size_and_depth_has_a_higher_forecast(
     rate: float, siblings: list[float], num_nodes: int, max_depth: int
 ) -> None:
-    """First children are likelier than the others here, and the second than the third: the order then finds the best."""
+    """First children are likelier than the second here, and the second than the third; then the greedy order is optimal."""
     siblings = [siblings[0], min(siblings[1], siblings[0] / (1 - siblings[0] + 1e-9))]
     parents, chances = best_first([rate] * max_depth, siblings, num_nodes)
     found = TreeShape(tuple(parents))
@@ -76,7 +76,7 @@ def test_no_tree_of_the_same_size_and_depth_promises_more(
 
 
 @given(rates, sibling_rates, st.integers(1, 5))
-def test_its_beginnings_are_trees_and_promise_more_node_by_node(
+def test_every_beginning_of_a_best_first_tree_is_a_tree(
     own: list[float], siblings: list[float], num_nodes: int
 ) -> None:
     parents, chances = best_first(own, siblings, num_nodes)
@@ -108,7 +108,7 @@ def test_forecasts_converge_to_the_true_expectation(first: float, siblings: tupl
     assert sum(promised) / len(promised) == pytest.approx(sum(expected) / len(expected), rel=0.05)
 
 
-def test_before_a_tree_was_counted_first_children_fare_as_in_chains() -> None:
+def test_before_any_tree_first_children_are_forecast_as_in_chains() -> None:
     chains = AcceptanceEstimator(MAX_DRAFT)
     for _ in range(400):
         chains.record(BUCKET, 4, 4, 0)
@@ -120,7 +120,7 @@ def test_before_a_tree_was_counted_first_children_fare_as_in_chains() -> None:
     assert trees.forecasts(BUCKET)[1, 2].num_tokens - 1 > 0.8
 
 
-def test_what_is_learnt_of_siblings_in_one_bucket_is_believed_in_all() -> None:
+def test_sibling_rates_learned_in_one_bucket_apply_to_all() -> None:
     trees, fresh = (TreeEstimator(AcceptanceEstimator(MAX_DRAFT)) for _ in range(2))
     for _ in range(300):
         trees.record(BUCKET, [2], [1], 2, 2)
@@ -128,7 +128,7 @@ def test_what_is_learnt_of_siblings_in_one_bucket_is_believed_in_all() -> None:
         assert trees.forecasts(bucket)[1, 2].num_tokens > fresh.forecasts(bucket)[1, 2].num_tokens
 
 
-def test_a_tree_that_comes_out_smaller_costs_fewer_rows() -> None:
+def test_trees_that_are_drafted_smaller_cost_fewer_rows() -> None:
     trees = TreeEstimator(AcceptanceEstimator(MAX_DRAFT))
     shape = TreeShape((ROOT, ROOT, 0, 0))
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""Questions for a chat model: as many as are asked for, each once, the same ones every time, and none of a benchmark's."""
+"""Questions for a chat model: the requested number, distinct, reproducible, and none from a benchmark."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def drawn(choice: str, number: int, seed: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_they_are_distinct_and_complete(choice: str) -> None:
+def test_questions_are_distinct_and_complete(choice: str) -> None:
     first = drawn(choice, 5000)
     assert len(set(first)) == len(first)
-    if choice == "narrow":  # code of the standard library has braces and spaces of its own
+    if choice == "narrow":  # code from the standard library may contain braces and double spaces
         assert not any("{" in text or "}" in text or "  " in text for text in first)
     assert not any(re.search(r"\{(\w+_)?(word|person|number|passage)\}", text) for text in first)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_they_are_the_same_every_time(choice: str) -> None:
+def test_questions_are_reproducible(choice: str) -> None:
     assert drawn(choice, 200) == drawn(choice, 200)
     assert drawn(choice, 200) != drawn(choice, 200, seed=1)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_form_asks_once_a_round(choice: str) -> None:
+def test_every_form_is_used_once_a_round(choice: str) -> None:
     forms, _ = forms_and_subjects(choice)
     assert len(set(forms)) == len(forms)
     patterns = [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(form)), re.DOTALL) for form in forms]
@@ -78,14 +78,14 @@ def test_every_subject_is_listed_once_and_used(choice: str) -> None:
         assert choice == "narrow" or any(f"{{{kind}}}" in form for form in forms), kind
 
 
-def test_words_passages_and_code() -> None:
+def test_words_passages_and_code_are_found() -> None:
     _, subjects = forms_and_subjects("wide")
     assert all(word.isalpha() and word.islower() for word in subjects["word"])
     assert all("\n" not in text for text in subjects["passage"])
     assert all(ast.parse(text) for text in subjects["code"])
 
 
-def test_no_question_of_mt_bench_is_among_them() -> None:
+def test_no_question_is_from_mt_bench() -> None:
     if not MT_BENCH.exists():
         pytest.skip("MT-bench's questions are not here")
     theirs = {turn.strip() for line in MT_BENCH.read_text().splitlines() for turn in json.loads(line)["turns"]}

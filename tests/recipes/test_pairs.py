@@ -1,4 +1,4 @@
-"""Pairs for the recipes of encoder-decoders: groups of sentences, functions and their docstrings, and what is written of them."""
+"""Pairs for the recipes of encoder-decoders: groups of sentences, functions with their docstrings, and the files written."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_held_out_functions_come_from_other_files(tmp_path: Path) -> None:
     assert parts["test"]
 
 
-def test_what_is_written_is_what_training_reads(tmp_path: Path) -> None:
+def test_training_reads_the_written_files(tmp_path: Path) -> None:
     for part in ("train", "val", "test"):
         lines = "".join(f"The dog runs {i}.\tDer Hund rennt {i}. ||| Der Hund l\u00e4uft {i}.\n" for i in range(20))
         (tmp_path / f"tatoeba_en_de_{part}.tsv.gz").write_bytes(gzip.compress(lines.encode()))

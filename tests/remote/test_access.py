@@ -1,4 +1,4 @@
-"""Keys and addresses: what can be refused is refused in one line before anything is connected."""
+"""Keys and addresses: bad ones are refused in one line before connecting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def test_a_key_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("content", "words"), [("", "holds no key"), ("short", "has 5 characters: give at least 16")])
-def test_no_key_no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: str) -> None:
+def test_a_missing_or_bad_key_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: str
+) -> None:
     file = tmp_path / "key"
     file.write_text(content)
     monkeypatch.setenv(VARIABLE, content)
@@ -34,7 +36,7 @@ def test_no_key_no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cont
         read_key(tmp_path / "nowhere")
 
 
-def test_each_key_has_pairs_of_its_own() -> None:
+def test_each_key_gives_different_key_pairs() -> None:
     pytest.importorskip("zmq")
     pairs = [KeyPairs.of(key) for key in (b"a" * 16, b"b" * 16)]
     assert pairs[0] == KeyPairs.of(b"a" * 16)
@@ -55,7 +57,7 @@ def test_each_key_has_pairs_of_its_own() -> None:
         {"address": "tcp://host:1", "max_wait": True},
     ],
 )
-def test_what_is_no_draft_server_is_refused(given: Any) -> None:
+def test_bad_draft_server_settings_are_refused(given: Any) -> None:
     with pytest.raises(ForedraftError, match="draft_server") as caught:
         DraftServerAccess.of(given)
     assert "\n" not in str(caught.value)
@@ -77,7 +79,7 @@ class Tokenizer:
         return {token: token_id for token_id, token in enumerate(self._tokens)}
 
 
-def test_vocabularies_are_compared_by_their_tokens_and_without_any_by_their_size() -> None:
+def test_vocabularies_are_compared_by_tokens_or_else_by_size() -> None:
     def identity(size: int, *tokens: str) -> VocabularyIdentity:
         return VocabularyIdentity.of(size, Tokenizer(*tokens) if tokens else None)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The end that asks, against a line that a test holds in its hand."""
+"""The client's end of a connection, with a transport that the test controls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ msgpack = pytest.importorskip("msgpack")
 
 
 class Line:
-    """sent: the questions. frames: what arrives next. The clock moves by what is waited."""
+    """A fake transport. sent: the questions. frames: what arrives next. Waiting advances the clock."""
 
     def __init__(self) -> None:
         self.sent: list[Ask] = []
@@ -50,7 +50,7 @@ def connection(line: Line) -> Connection:
     return Connection(line, "tcp://there:1", VocabularyIdentity(16), lambda: line.now)
 
 
-def test_the_answer_to_the_open_question_is_the_only_one(line: Line, connection: Connection) -> None:
+def test_only_the_answer_to_the_open_question_is_accepted(line: Line, connection: Connection) -> None:
     connection.ask((), ())
     step = line.sent[-1].step
     for other in (step - 1, step + 1, 0, 2**40):
@@ -64,7 +64,7 @@ def test_the_answer_to_the_open_question_is_the_only_one(line: Line, connection:
     assert connection.receive(0.0) is None, "the same step answered twice"
 
 
-def test_a_late_answer_is_discarded_and_frees_the_line(line: Line, connection: Connection) -> None:
+def test_a_late_answer_is_discarded_and_frees_the_connection(line: Line, connection: Connection) -> None:
     connection.ask((), ())
     assert connection.receive(0.01) is None
     assert not connection.is_free()
@@ -74,7 +74,7 @@ def test_a_late_answer_is_discarded_and_frees_the_line(line: Line, connection: C
     assert connection.receive(0.01) is None
 
 
-def test_a_slow_server_gets_no_queue(line: Line, connection: Connection) -> None:
+def test_questions_to_a_slow_server_are_not_queued(line: Line, connection: Connection) -> None:
     connection.ask((), ())
     for _ in range(1000):
         line.now += 0.01
@@ -107,14 +107,14 @@ def test_a_server_that_comes_back_is_found_within_two_seconds(
     assert "answers again" in caplog.messages[1]
 
 
-def test_a_flood_takes_no_more_of_a_step(line: Line, connection: Connection) -> None:
+def test_a_flood_of_messages_does_not_delay_a_step(line: Line, connection: Connection) -> None:
     connection.ask((), ())
     line.frames = [b"noise"] * 10_000
     assert connection.receive(0.1) is None
     assert len(line.frames) > 9_000
 
 
-def test_nobody_there_is_one_line(line: Line, connection: Connection) -> None:
+def test_an_unreachable_server_is_reported_in_one_line(line: Line, connection: Connection) -> None:
     line.is_up = False
     with pytest.raises(ForedraftError, match=r"no draft server answers at tcp://there:1: start .* same key"):
         connection.greet(1.0)
@@ -130,7 +130,7 @@ def test_nobody_there_is_one_line(line: Line, connection: Connection) -> None:
         (b"\x93\x09\x01\xa0", "it uses protocol 9, but this side uses protocol"),
     ],
 )
-def test_a_refusal_is_one_line(line: Line, connection: Connection, frame: bytes, words: str) -> None:
+def test_a_refusal_is_reported_in_one_line(line: Line, connection: Connection, frame: bytes, words: str) -> None:
     assert PROTOCOL != 9
     line.frames.append(frame)
     with pytest.raises(ForedraftError, match=words):

@@ -1,4 +1,4 @@
-"""What is said is understood, and nothing else is."""
+"""Valid messages are read as they were written, and all others are refused."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ answers = st.builds(Answer, counts, st.sampled_from(["", "no"]), st.lists(st.non
 
 
 @given(asks)
-def test_a_question_is_read_as_it_was_asked(ask: Ask) -> None:
+def test_a_question_is_read_as_it_was_written(ask: Ask) -> None:
     assert Ask.unpack(ask.pack()) == ask
 
 
 @given(answers)
-def test_an_answer_is_read_as_it_was_given(answer: Answer) -> None:
+def test_an_answer_is_read_as_it_was_written(answer: Answer) -> None:
     assert Answer.unpack(answer.pack()) == answer
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_no_message(frame: bytes) -> None:
+def test_random_bytes_are_refused(frame: bytes) -> None:
     for kind in (Ask, Answer):
         with pytest.raises(MalformedMessage):
             kind.unpack(frame)
@@ -76,7 +76,7 @@ def test_noise_is_no_message(frame: bytes) -> None:
     st.data(),
 )
 def test_a_broken_message_is_refused_or_read_as_another(message: Any, data: st.DataObject) -> None:
-    """Whatever byte was changed: nothing but MalformedMessage."""
+    """Whichever byte is changed, the only error is MalformedMessage."""
     frame = bytearray(message.pack())
     frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -107,23 +107,23 @@ def with_place(place: int, value: Any) -> list[Any]:
         with_place(7, ["hot", 0, 1.0, 0.0, 1, 0]),
     ],
 )
-def test_a_row_that_is_none_is_refused(row: list[Any]) -> None:
+def test_an_invalid_row_is_refused(row: list[Any]) -> None:
     with pytest.raises(MalformedMessage):
         Ask.unpack(msgpack.packb([PROTOCOL, 1, 9, b"", [], [row]]))
 
 
-def test_a_sequence_comes_once() -> None:
+def test_a_sequence_may_occur_only_once() -> None:
     with pytest.raises(MalformedMessage, match="twice"):
         Ask.unpack(msgpack.packb([PROTOCOL, 1, 9, b"", [], [GOOD_ROW, GOOD_ROW]]))
 
 
-def test_another_version_says_which_it_is() -> None:
+def test_another_version_is_refused_by_number() -> None:
     with pytest.raises(OtherProtocol) as caught:
         Answer.unpack(msgpack.packb([PROTOCOL + 1, 7, "something", "new"]))
     assert (caught.value.version, caught.value.step) == (PROTOCOL + 1, 7)
 
 
-def test_a_refusal_is_one_short_line() -> None:
+def test_the_text_of_a_refusal_is_one_short_line() -> None:
     refusal = Answer.unpack(msgpack.packb([PROTOCOL, 1, "a\nb" * 400, []])).refusal
     assert "\n" not in refusal
     assert len(refusal) <= 512

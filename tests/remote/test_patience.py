@@ -1,4 +1,4 @@
-"""How long a step waits, by a clock that the test moves."""
+"""How long a step waits, by a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def passes(patience: Patience, clock: Clock, seconds: float, count: int = 1) -> 
     patience.begin()
 
 
-def test_before_a_pass_was_measured_the_setting_holds(clock: Clock) -> None:
+def test_before_a_pass_was_measured_the_setting_is_used(clock: Clock) -> None:
     assert Patience(0.3, clock=clock).limit(4) == 0.3
 
 
-def test_a_step_waits_no_longer_than_the_passes_that_a_draft_can_save(clock: Clock) -> None:
+def test_a_step_waits_at_most_as_long_as_the_passes_that_a_draft_can_save(clock: Clock) -> None:
     patience = Patience(0.3, 0.005, clock)
     passes(patience, clock, 0.02)
     assert patience.limit(4) == pytest.approx(0.08)
@@ -39,14 +39,14 @@ def test_a_step_waits_no_longer_than_the_passes_that_a_draft_can_save(clock: Clo
     assert patience.limit(0) == 0.005
 
 
-def test_one_long_pass_does_not_count(clock: Clock) -> None:
+def test_a_single_long_pass_does_not_count(clock: Clock) -> None:
     patience = Patience(0.3, 0.005, clock)
     passes(patience, clock, 0.01, 5)
     passes(patience, clock, 50.0)
     assert patience.limit(2) == pytest.approx(0.02)
 
 
-def test_what_is_in_time_is_no_reason_to_pause(clock: Clock) -> None:
+def test_drafts_in_time_cause_no_pause(clock: Clock) -> None:
     patience = Patience(0.1, clock=clock)
     for _ in range(50):
         patience.late(0.1)
@@ -55,7 +55,7 @@ def test_what_is_in_time_is_no_reason_to_pause(clock: Clock) -> None:
     assert not patience.is_pausing
 
 
-def test_waits_in_vain_come_to_take_five_percent_of_the_time(clock: Clock) -> None:
+def test_waits_without_drafts_are_limited_to_five_percent_of_the_time(clock: Clock) -> None:
     patience = Patience(0.1, clock=clock)
     waited, began = 0.0, clock.now
     for turn in range(40):

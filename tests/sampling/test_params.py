@@ -1,4 +1,4 @@
-"""What a request may ask for, and how it is told that it may not."""
+"""Which sampling parameters are accepted, and how bad ones are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foredraft.sampling import SamplingParams
 
 NAN, INF = math.nan, math.inf
 UNPRINTABLE = 10**5000
-"""An integer of more digits than Python prints."""
+"""An integer with more digits than Python prints."""
 
 BAD: dict[str, list[Any]] = {
     "n": [0, -1, 1.5, True, None, "2", 2**20, UNPRINTABLE],
@@ -80,13 +80,13 @@ GOOD: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GOOD.items() for value in values])
-def test_a_good_value_is_taken_and_resolves(name: str, value: Any) -> None:
+def test_a_good_value_is_accepted_and_resolved(name: str, value: Any) -> None:
     resolved = SamplingParams(**{name: value}).resolve({})
     for filled in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
         assert getattr(resolved, filled) is not None
 
 
-def test_combinations_that_promise_too_much_are_refused() -> None:
+def test_contradictory_combinations_are_refused() -> None:
     with pytest.raises(ForedraftError, match="min_tokens"):
         SamplingParams(min_tokens=5, max_tokens=4)
     for rule in ("block", "rejection"):
@@ -98,7 +98,7 @@ def test_combinations_that_promise_too_much_are_refused() -> None:
     assert SamplingParams(temperature=0, verification="coupled").is_greedy
 
 
-def test_the_checkpoint_fills_what_the_request_leaves_open_and_no_more() -> None:
+def test_checkpoint_defaults_only_fill_unset_parameters() -> None:
     defaults = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": None, "max_tokens": 3, "eos_token_id": 7}
     resolved = SamplingParams(top_p=0.5).resolve(defaults)
     assert (resolved.temperature, resolved.top_p, resolved.top_k) == (0.6, 0.5, 20)
@@ -107,7 +107,7 @@ def test_the_checkpoint_fills_what_the_request_leaves_open_and_no_more() -> None
     assert SamplingParams(temperature=0).resolve(defaults).is_greedy
 
 
-def test_params_do_not_change() -> None:
+def test_params_are_normalised_and_immutable() -> None:
     params = SamplingParams(stop="END", top_k=-1)
     assert params.stop_strings == ("END",)
     assert params.top_k == 0
@@ -115,7 +115,7 @@ def test_params_do_not_change() -> None:
         params.n = 2  # type: ignore[misc]
 
 
-def test_greedy_begins_below_what_a_temperature_can_mean() -> None:
+def test_very_low_temperatures_are_greedy() -> None:
     assert SamplingParams(temperature=0).is_greedy
     assert SamplingParams(temperature=1e-9).is_greedy
     assert not SamplingParams(temperature=0.01).is_greedy

@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config says about ids."""
+"""The rules about ids in a checkpoint's generation_config."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def masked(made: Sampler, history: list[int], drafted: list[int]) -> list[int]:
 
 def test_rules_are_read_as_transformers_reads_them() -> None:
     rules = CheckpointRules.of(CONFIG)
-    assert rules == CheckpointRules(((7,), (4, 5), (8,)), (1,), (2,))  # an end of the text may always come
+    assert rules == CheckpointRules(((7,), (4, 5), (8,)), (1,), (2,))  # end ids are always allowed
     assert CheckpointRules.of({}) == CheckpointRules()
     assert rules.within(8) == CheckpointRules(((7,), (4, 5)), (1,), (2,))
     assert rules.within(2) == CheckpointRules((), (1,), ())
 
 
-def test_each_holds_where_it_is_meant_to() -> None:
+def test_each_rule_applies_at_its_position() -> None:
     made = sampler(CheckpointRules.of(CONFIG))
     assert made.has_logits_processors
     assert masked(made, [9], []) == [1, 7, 8]
@@ -53,7 +53,7 @@ def test_without_rules_nothing_changes() -> None:
     assert masked(made, [9], []) == []
 
 
-def test_what_is_not_honoured_is_named() -> None:
+def test_unsupported_settings_are_named() -> None:
     asked = {"num_beams": 4, "no_repeat_ngram_size": 3, "min_length": 0, "length_penalty": 2.0, "temperature": 0.7}
     assert not_honoured(asked) == ["num_beams=4", "no_repeat_ngram_size=3"]
     assert not_honoured({"num_beams": 1, "min_length": None}) == []

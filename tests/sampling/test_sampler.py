@@ -1,4 +1,4 @@
-"""Samplers: their data, what they return of rows that fail, and results that wait for a device."""
+"""Samplers: their specs, failed rows, and results that wait for a device."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPECS: list[tuple[dict[str, Any], SamplingSpec]] = [
 
 
 def random_logits(num_rows: int) -> Tensor:
-    """In float64, which every machine computes alike."""
+    """In float64, so that results are the same on every machine."""
     return 2 * torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
 
@@ -48,11 +48,11 @@ def failing(prefix: list[int], logits: Tensor) -> Tensor:
     raise KeyError("boom")
 
 
-# --- the data -----------------------------------------------------------------------------------------------------
+# --- the specs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("params", "expected"), SPECS, ids=str)
-def test_a_spec_says_how_a_request_is_sampled(params: dict[str, Any], expected: SamplingSpec) -> None:
+def test_a_spec_describes_how_a_request_is_sampled(params: dict[str, Any], expected: SamplingSpec) -> None:
     spec = sampler_for(params).spec
     assert spec == expected
     assert [spec.is_greedy, spec.is_coupled, spec.draws].count(True) == 1
@@ -61,23 +61,23 @@ def test_a_spec_says_how_a_request_is_sampled(params: dict[str, Any], expected: 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 5}, {"seed": 5, "top_p": 0.8, "temperature": 1.4}])
 @pytest.mark.parametrize("child", [0, 3])
-def test_a_pickled_spec_and_logits_are_enough_to_choose_as_the_sampler_does(params: dict[str, Any], child: int) -> None:
+def test_a_pickled_spec_chooses_as_the_sampler_does(params: dict[str, Any], child: int) -> None:
     logits = random_logits(6)
     sampler = sampler_for(params, prompt=PROMPT, child=child)
     ids = choose(logits, [Row(sampler, PROMPT, [9] * i) for i in range(6)]).ids.tolist()
     spec = pickle.loads(pickle.dumps(sampler.spec))
     assert choose_with([spec.draw_spec(i) for i in range(6)], 0, logits)[0] == ids
-    # one spec for all of them, as a draft loop takes it
+    # one spec for all of them, as in a draft loop
     loop = spec.draw_spec(0, count=6)
     assert [choose_with([loop], i, logits[i : i + 1])[0][0] for i in range(6)] == ids
 
 
-def test_children_of_one_request_have_noise_of_their_own() -> None:
+def test_children_of_one_request_have_different_noise() -> None:
     specs = [SamplingSpec.of(SamplingParams(seed=1, temperature=1.0).resolve({}), child) for child in range(3)]
     assert len({spec.noise_keys(0, 1)[0] for spec in specs}) == 3
 
 
-def test_fresh_noise_is_drawn_for_as_many_tokens_as_are_asked_for() -> None:
+def test_uniform_numbers_are_drawn_for_as_many_tokens_as_requested() -> None:
     drawing, greedy, seeded = sampler_for({"top_k": 3}), sampler_for({"temperature": 0.0}), sampler_for({"seed": 2})
     specs = draw_specs([Row(sampler, (0,)) for sampler in (drawing, greedy, seeded)], [2, 2, 3])
     assert [len(spec.uniforms) for spec in specs] == [2, 0, 0]
@@ -86,7 +86,7 @@ def test_fresh_noise_is_drawn_for_as_many_tokens_as_are_asked_for() -> None:
     assert list(specs[0].uniforms) == expected.tolist()
 
 
-def test_a_fresh_sampler_is_of_the_same_request() -> None:
+def test_a_fresh_sampler_belongs_to_the_same_request() -> None:
     params = {"seed": 4, "repetition_penalty": 1.5}
     used = sampler_for(params, prompt=PROMPT, child=2, end_ids=[3], bad_words=[[5, 6]])
     adjusted(random_logits(1), [Row(used, PROMPT, [4, 4])])
@@ -107,7 +107,7 @@ def test_structured_outputs_need_their_constraint() -> None:
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 1}, {"seed": 1, "top_k": 4}], ids=str)
-def test_a_row_that_fails_is_returned_and_leaves_nothing_behind(params: dict[str, Any]) -> None:
+def test_a_failed_row_is_returned_and_does_not_affect_others(params: dict[str, Any]) -> None:
     logits = random_logits(3)
     good, bad = sampler_for(params), sampler_for({**params, "logits_processors": [failing]})
     expected = choose(logits, [Row(good, (0,))] * 3).ids.tolist()
@@ -118,7 +118,7 @@ def test_a_row_that_fails_is_returned_and_leaves_nothing_behind(params: dict[str
     assert not choose(logits, [Row(good, (0,))] * 3).failed
 
 
-def test_the_first_thing_that_goes_wrong_in_a_row_is_the_one_that_is_returned() -> None:
+def test_the_first_error_of_a_row_is_returned() -> None:
     logits = torch.full((1, VOCAB_SIZE), torch.nan, dtype=torch.float64)
     choice = choose(logits, [Row(sampler_for({"logits_processors": [failing]}), (0,))])
     assert "boom" in choice.failed[0]
@@ -127,7 +127,7 @@ def test_the_first_thing_that_goes_wrong_in_a_row_is_the_one_that_is_returned() 
 # --- results that wait --------------------------------------------------------------------------------------------
 
 
-def test_results_that_are_joined_wait_once_and_keep_their_shapes_and_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_results_wait_once_and_keep_shapes_and_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     device = elsewhere(monkeypatch)
     tensors = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([0.25, 1e-300], dtype=torch.float64), torch.tensor([True])]
     with device:

@@ -1,4 +1,4 @@
-"""Block search gives what PyTorch's own argmax and topk give."""
+"""Block search gives the results of PyTorch's own argmax and topk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_same_as_torch_with_and_without_ties(seed: int, num_rows: int, width
         values, ids = top_rows(x, count)
         assert torch.equal(values, x.topk(count, -1).values)
         assert torch.equal(x.gather(1, ids), values)
-        # of equals the first
+        # of equal values the first
         assert torch.equal(ids, x.sort(dim=-1, descending=True, stable=True).indices[:, :count])
         assert torch.equal(top_rows(x.double(), count)[1], ids)
 

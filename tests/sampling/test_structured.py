@@ -1,4 +1,4 @@
-"""The form of a text, as a request says it: what can be refused without a compiler is refused here."""
+"""StructuredOutputs: bad values that can be found without a grammar compiler are refused at once."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ GOOD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_each_field_stands_alone(name: str) -> None:
+def test_exactly_one_field_may_be_given(name: str) -> None:
     assert StructuredOutputs(**{name: GOOD[name]}).kind == name
     for other in GOOD.keys() - {name}:
         with pytest.raises(ForedraftError, match=rf"exactly one of .*{name}.*{other}|exactly one of .*{other}.*{name}"):
             StructuredOutputs(**{name: GOOD[name], other: GOOD[other]})
 
 
-def test_none_of_them_is_refused() -> None:
+def test_no_field_at_all_is_refused() -> None:
     with pytest.raises(ForedraftError, match="exactly one of json, json_object, regex, choice, grammar; none is given"):
         StructuredOutputs()
 
 
-def test_a_schema_is_one_text_however_it_is_given() -> None:
+def test_a_schema_is_the_same_text_given_as_dict_or_text() -> None:
     assert StructuredOutputs(json=SCHEMA).schema == StructuredOutputs(json=StructuredOutputs(json=SCHEMA).schema).schema
 
 
 @pytest.mark.parametrize(("name", "value"), [("ignore_eos", True), ("min_tokens", 3)])
-def test_what_would_write_past_the_end_of_the_form_is_refused(name: str, value: Any) -> None:
+def test_parameters_that_continue_past_the_end_of_the_format_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ForedraftError, match=f"{name}.*structured_outputs"):
         SamplingParams(structured_outputs=StructuredOutputs(regex="a"), **{name: value})
 
 
 @pytest.mark.parametrize("value", [{"regex": "a"}, "a", 3])
-def test_only_structured_outputs_will_do(value: Any) -> None:
+def test_other_types_than_structured_outputs_are_refused(value: Any) -> None:
     with pytest.raises(ForedraftError, match="structured_outputs must be a StructuredOutputs object"):
         SamplingParams(structured_outputs=value)

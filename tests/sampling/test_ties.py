@@ -1,4 +1,4 @@
-"""Equal logits at a border: which ids are kept is one rule, for the float64 token_probs, for PyTorch's path and for the compiled one."""
+"""Equal logits at a border of truncation: the float64 reference, PyTorch's path and the compiled one keep the same ids."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from foredraft.sampling.token_probs import truncated
 from tests.laws import dense_law
 
 ROUNDING = 4e-7
-"""Of a sum over a few hundred probabilities in float32."""
+"""The rounding error of a sum over a few hundred probabilities in float32."""
 
 
 def kept(logits: Tensor, temperature: float, keep: dict[str, Any], *, compiled: bool) -> list[int]:
-    """The ids that one row keeps."""
+    """The ids that truncation keeps in one row."""
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
             patch.setattr(token_probs, "kernels_for", lambda _: None)
@@ -30,7 +30,7 @@ def kept(logits: Tensor, temperature: float, keep: dict[str, Any], *, compiled: 
 
 
 def is_near_a_border(logits: Tensor, temperature: float, keep: dict[str, Any]) -> bool:
-    """Whether float64 itself decides on an id by less than float32 can tell."""
+    """Whether some id is closer to a border in float64 than float32 can resolve."""
     whole = torch.softmax(logits.double() / temperature, dim=0)
     ratio = whole / whole.max()
     if bool(((ratio - keep["min_p"]).abs() < ROUNDING * ratio).any()) and keep["min_p"] not in (0.0, 1.0):
@@ -62,7 +62,7 @@ def is_near_a_border(logits: Tensor, temperature: float, keep: dict[str, Any]) -
 @example([0] * 10, 1.0, 0, 0.7, 0.0, 1.0, torch.bfloat16)
 @example([0] * 100, 1.0, 0, 0.6, 0.0, 1.0, torch.float32)
 @example([1] + [0] * 99, 1.0, 2, 0.5, 0.0, 1.0, torch.bfloat16)
-def test_every_way_keeps_the_same_ids(
+def test_every_implementation_keeps_the_same_ids(
     values: list[int], step: float, top_k: int, top_p: float, min_p: float, temperature: float, dtype: torch.dtype
 ) -> None:
     logits = (step * torch.tensor(values, dtype=torch.float32)).to(dtype)
@@ -79,11 +79,11 @@ def test_every_way_keeps_the_same_ids(
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("width", [40, 5000])
-def test_the_lower_of_two_equal_logits_stays_and_at_top_k_both(compiled: bool, width: int) -> None:
+def test_top_p_keeps_the_first_of_equal_logits_and_top_k_keeps_all(compiled: bool, width: int) -> None:
     if compiled and load_kernels() is None:
         pytest.skip("no compiled kernels here")
     logits = torch.full((width,), -30.0)
-    logits[[7, 9, 33]] = torch.tensor([1.0, 2.0, 1.0])  # 0.58 for one, 0.21 each for the two others
+    logits[[7, 9, 33]] = torch.tensor([1.0, 2.0, 1.0])  # probabilities 0.58 for id 9, 0.21 for ids 7 and 33
     for dtype in (torch.float32, torch.bfloat16):
         row = logits.to(dtype)
         assert kept(row, 1.0, {"top_k": 0, "top_p": 0.7, "min_p": 0.0}, compiled=compiled) == [7, 9]
@@ -93,7 +93,7 @@ def test_the_lower_of_two_equal_logits_stays_and_at_top_k_both(compiled: bool, w
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_logits_that_differ_are_no_tie_where_their_probabilities_are_one_in_float32(compiled: bool) -> None:
+def test_different_logits_are_no_tie_even_if_their_probabilities_are_equal(compiled: bool) -> None:
     if compiled and load_kernels() is None:
         pytest.skip("no compiled kernels here")
     logits = torch.tensor([2e-9, 1e-9, 3e-9, -1.0])
@@ -101,7 +101,7 @@ def test_logits_that_differ_are_no_tie_where_their_probabilities_are_one_in_floa
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_masked_ids_never_stay(compiled: bool) -> None:
+def test_masked_ids_are_never_kept(compiled: bool) -> None:
     if compiled and load_kernels() is None:
         pytest.skip("no compiled kernels here")
     logits = torch.full((3000,), -torch.inf)
@@ -114,7 +114,7 @@ def test_masked_ids_never_stay(compiled: bool) -> None:
     assert law.ids.tolist() == [[5, 2999]]
 
 
-def test_the_company_of_a_row_changes_nothing() -> None:
+def test_other_rows_of_the_batch_change_nothing() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randint(-4, 4, (7, 5000), generator=generator).float()
     keep = {"top_k": 0, "top_p": 0.4, "min_p": 0.0}

@@ -1,4 +1,4 @@
-"""Truncated token_probs from the compiled kernels are those of PyTorch's path, and of plain dense float64."""
+"""Truncated token_probs from the compiled kernels equal those of PyTorch's path and of the dense float64 reference."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def through_torch(logits: Tensor, temperatures: Tensor, keep: dict[str, Any]) ->
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_same_laws_as_through_torch(
+def test_probabilities_are_those_of_the_torch_path(
     width: int, keep: dict[str, Any], sharpness: float, dtype: torch.dtype, seed: int
 ) -> None:
-    """Equal to 1e-6 where the same ids are kept; an id whose probability lies at a border may fall on either side."""
+    """Equal to 1e-6 where the same ids are kept; an id whose probability is at a border may be kept or dropped."""
     generator = torch.Generator().manual_seed(seed)
     logits = (sharpness * torch.randn(3, width, generator=generator)).to(dtype)
     temperatures = torch.tensor([0.5, 1.0, 1.7])
@@ -56,14 +56,14 @@ def test_the_same_laws_as_through_torch(
     differs = (a > 0) ^ (b > 0)
     at_border = torch.where(differs, torch.maximum(a, b), 0)
     assert at_border.max() <= 1e-3
-    # one id, or as many small ones as the rounding of a float32 sum over the vocabulary can move
+    # one id, or small ones up to the rounding error of a float32 sum over the vocabulary
     assert (at_border.sum(-1) - at_border.amax(-1)).max() <= 1e-5
     a, b = a[~differs.any(-1)], b[~differs.any(-1)]
     assert (a - b).abs().max() <= 1e-6 if a.numel() else True
 
 
 @pytest.mark.parametrize("keep", KEEPS, ids=str)
-def test_the_laws_of_plain_dense_float64(keep: dict[str, Any]) -> None:
+def test_probabilities_are_those_of_dense_float64(keep: dict[str, Any]) -> None:
     logits = 3 * torch.randn(4, 700, generator=torch.Generator().manual_seed(3))
     temperatures = torch.tensor([0.4, 0.8, 1.0, 2.0])
     ours = truncated(logits, temperatures, **keep).dense(700).double()
@@ -75,7 +75,7 @@ def test_the_laws_of_plain_dense_float64(keep: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("keep", KEEPS, ids=str)
-def test_bfloat16_gives_the_laws_of_the_same_numbers_in_float32_and_rows_are_independent(keep: dict[str, Any]) -> None:
+def test_bfloat16_equals_float32_of_the_same_numbers_and_rows_are_independent(keep: dict[str, Any]) -> None:
     logits = (2 * torch.randn(5, 5000, generator=torch.Generator().manual_seed(4))).bfloat16()
     temperatures = torch.tensor([0.3, 1.0, 1.0, 2.0, 0.7])
     whole = truncated(logits, temperatures, **keep)
@@ -87,7 +87,7 @@ def test_bfloat16_gives_the_laws_of_the_same_numbers_in_float32_and_rows_are_ind
 
 @pytest.mark.parametrize("keep", KEEPS, ids=str)
 @pytest.mark.parametrize("width", [30, 5000])
-def test_a_row_with_nan_stays_alone_with_it(keep: dict[str, Any], width: int) -> None:
+def test_a_row_with_nan_does_not_affect_others(keep: dict[str, Any], width: int) -> None:
     logits = torch.randn(3, width, generator=torch.Generator().manual_seed(5))
     good = truncated(logits, torch.ones(3), **keep).dense(width)
     logits[1, width // 2] = torch.nan

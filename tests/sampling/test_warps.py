@@ -1,4 +1,4 @@
-"""From logits to laws: against transformers' own processors, and against plain dense float64."""
+"""From logits to probabilities, compared with transformers' own processors and with a dense float64 reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random_logits(*shape: int, seed: int = 0, sharpness: float = 3.0, dtype: tor
 
 
 def law_through(logits: Tensor, sampler: Sampler, history: Sequence[int] = (0,)) -> Tensor:
-    """One row through the production path, on the whole vocabulary."""
+    """The distribution of one row through the production path, over the whole vocabulary."""
     rows = [Row(sampler, history)]
     return token_probs_of(adjusted(logits[None], rows).logits, rows).dense(len(logits))[0]
 
@@ -59,8 +59,8 @@ WARPS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("params", WARPS, ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_warps_are_those_of_transformers_in_our_order(params: dict[str, Any], seed: int) -> None:
-    """Temperature, min-p, top-k, top-p: each is the library's, and they apply in this order."""
+def test_warps_are_those_of_transformers_applied_in_our_order(params: dict[str, Any], seed: int) -> None:
+    """Each warp gives the library's result; the order is temperature, min-p, top-k, top-p."""
     logits = random_logits(300, seed=seed)
     warpers = LogitsProcessorList()
     if "temperature" in params:
@@ -76,24 +76,24 @@ def test_warps_are_those_of_transformers_in_our_order(params: dict[str, Any], se
     assert_same_law(law_through(logits, sampler_for(params)), dense_law(logits, **params))
 
 
-def test_the_order_matters_and_is_ours() -> None:
-    """top-p of what top-k left, and top-p of what min-p left: other orders keep other ids."""
+def test_warps_are_applied_in_the_right_order() -> None:
+    """top-p applies to what top-k or min-p has left: other orders would keep other ids."""
     law = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-    # after top-k 2: 4/7 and 3/7, of which .55 needs one id; top-p .55 first would keep two
+    # after top-k 2 the probabilities are 4/7 and 3/7, and top-p .55 keeps one id; top-p first would keep two
     assert (law_through(law.log(), sampler_for({"top_k": 2, "top_p": 0.55})) > 0).tolist() == [
         True,
         False,
         False,
         False,
     ]
-    # after min-p .6: .4 and .3
+    # min-p .6 leaves .4 and .3
     assert (law_through(law.log(), sampler_for({"min_p": 0.6, "top_p": 0.55})) > 0).tolist() == [
         True,
         False,
         False,
         False,
     ]
-    # temperature comes before min-p: flattened, all four are within .6 of the best
+    # temperature comes before min-p: after flattening, all four are at least .6 of the best
     kept = law_through(law.log(), sampler_for({"temperature": 3.0, "min_p": 0.6})) > 0
     assert kept.tolist() == [True, True, True, True]
 
@@ -118,7 +118,7 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
 
 
 def test_bad_words_are_those_of_transformers() -> None:
-    """Within the output. (The library also matches a word that began in the prompt; we and vLLM do not.)"""
+    """Only in the output. (The library also matches a word that began in the prompt; we and vLLM do not.)"""
     words = [[5], [11, 3], [20, 20, 8], [20, 9]]
     logits, prompt = random_logits(40), [1, 2]
     processor = NoBadWordsLogitsProcessor(words, eos_token_id=[39])
@@ -163,7 +163,7 @@ def test_logit_bias_is_added_after_the_penalties() -> None:
     torch.testing.assert_close(adjusted_row(sampler, logits, prompt, []), expected, rtol=0, atol=EXACT)
 
 
-def test_only_allowed_ids_are_left_and_keep_their_logits() -> None:
+def test_only_allowed_ids_remain_and_keep_their_logits() -> None:
     logits, prompt = random_logits(6), [2]
     settings = {"allowed_token_ids": [4, 2, 2], "logit_bias": {4: 1.5, 5: 100}, "frequency_penalty": 0.5}
     sampler = sampler_for(settings, prompt=prompt)
@@ -173,18 +173,18 @@ def test_only_allowed_ids_are_left_and_keep_their_logits() -> None:
         torch.testing.assert_close(adjusted_row(sampler, logits, history, drafted), expected, rtol=0, atol=EXACT)
 
 
-def test_a_mask_that_leaves_nothing_fails_its_row() -> None:
+def test_a_mask_that_leaves_no_id_fails_its_row() -> None:
     sampler = sampler_for({"allowed_token_ids": [3], "min_tokens": 2}, prompt=[1], end_ids=[3])
     _, failed = adjusted(random_logits(1, 6), [Row(sampler, [1])])
     assert failed == {0: "nothing is left to sample after bias, bad words and masks"}
 
 
-def test_processors_see_the_row_own_prefix_and_run_after_the_penalties_in_order() -> None:
+def test_processors_see_the_rows_own_prefix_and_run_in_order_after_the_penalties() -> None:
     seen: list[list[int]] = []
 
     def first(prefix: list[int], logits: Tensor) -> Tensor:
         seen.append(list(prefix))
-        prefix.append(99)  # a rude one: what it does to its copies is its own affair
+        prefix.append(99)  # it modifies its arguments, which are copies
         logits += 1
         return logits * 2
 
@@ -214,7 +214,7 @@ def test_processors_see_the_row_own_prefix_and_run_after_the_penalties_in_order(
         lambda prefix, logits: 1 / 0,
     ],
 )
-def test_a_processor_that_fails_is_named_at_its_row(bad: Any) -> None:
+def test_a_failing_processor_is_named_in_the_error_of_its_row(bad: Any) -> None:
     sampler = sampler_for({"logits_processors": [bad]}, prompt=[1, 2])
     other = sampler_for({"logit_bias": {0: 1.0}})
     _, failed = adjusted(random_logits(2, 6), [Row(other, [1]), Row(sampler, [1, 2, 3], [4])])
@@ -232,7 +232,7 @@ def test_a_processor_that_fails_is_named_at_its_row(bad: Any) -> None:
 )
 @settings(max_examples=300, deadline=None)
 def test_truncation_with_ties(values: list[int], top_k: int, top_p: float, min_p: float, temperature: float) -> None:
-    """Small integers tie at every border: which ids stay is one rule."""
+    """Small integers give ties at every border of truncation."""
     logits = torch.tensor(values, dtype=torch.float64)
     params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     got = law_through(logits, sampler_for(params))
@@ -240,10 +240,10 @@ def test_truncation_with_ties(values: list[int], top_k: int, top_p: float, min_p
     assert float(got.sum()) == pytest.approx(1, abs=EXACT)
 
 
-def test_truncation_that_reaches_far() -> None:
-    """Flat laws keep thousands of ids, with the tie at the border farther out than any first look."""
+def test_truncation_that_keeps_thousands_of_ids() -> None:
+    """Flat distributions keep thousands of ids, with the tie at the border beyond the width of the first search."""
     flat = torch.zeros(5000, dtype=torch.float64)
-    assert int((law_through(flat, sampler_for({"top_k": 10})) > 0).sum()) == 5000  # all tie with the tenth
+    assert int((law_through(flat, sampler_for({"top_k": 10})) > 0).sum()) == 5000  # all are equal to the tenth
     assert int((law_through(flat, sampler_for({"top_p": 0.5})) > 0).sum()) == 2500
     assert int((law_through(flat, sampler_for({"min_p": 1.0})) > 0).sum()) == 5000
     slope = torch.linspace(0, -1, 5000, dtype=torch.float64)
@@ -262,7 +262,7 @@ def test_top_k_beyond_the_vocabulary_and_a_tiny_top_p() -> None:
         assert law.sum() == 1
 
 
-def test_a_vocabulary_of_one() -> None:
+def test_a_vocabulary_of_one_id() -> None:
     for params in ({}, {"top_k": 3}, {"top_p": 0.1}, {"temperature": 0.0}, {"seed": 3}):
         assert choose(torch.zeros(1, 1), [Row(sampler_for(params), (0,))], margins=True).ids.tolist() == [0]
 
@@ -274,8 +274,8 @@ TRUNCATIONS: list[dict[str, Any]] = [{}, {"top_k": 50}, {"top_p": 0.9}, {"min_p"
 
 @pytest.mark.parametrize("params", TRUNCATIONS, ids=str)
 @pytest.mark.parametrize("vocab_size", [100, LARGE])
-def test_a_rows_law_is_bit_identical_whatever_shares_the_batch(params: dict[str, Any], vocab_size: int) -> None:
-    """Sharp and flat rows together: a flat one widens its search alone."""
+def test_a_rows_distribution_is_bit_identical_in_any_batch(params: dict[str, Any], vocab_size: int) -> None:
+    """With sharp and flat rows in one batch: a flat row widens only its own search."""
     logits = torch.stack(
         [random_logits(vocab_size, seed=i, sharpness=s, dtype=torch.float32) for i, s in enumerate((0.1, 5, 1, 3, 0.5))]
     )
@@ -317,8 +317,8 @@ def test_choosing_does_not_write_to_the_logits() -> None:
     assert torch.equal(logits, before)
 
 
-def test_low_precision_logits_are_softened_in_at_least_float32() -> None:
-    """float16 cannot hold 6e-8, and a q of 0 for a token that was drawn breaks the ratio."""
+def test_softmax_of_low_precision_logits_is_at_least_float32() -> None:
+    """float16 rounds such small probabilities to 0, and q = 0 for a drawn token would break the ratio p/q."""
     logits = torch.tensor([[0.0, -20.0, -18.0]])
     for dtype in (torch.bfloat16, torch.float16):
         law = token_probs_of(logits.to(dtype), [Row(sampler_for({}), (0,))]).dense(3)
@@ -329,7 +329,7 @@ def test_low_precision_logits_are_softened_in_at_least_float32() -> None:
 @pytest.mark.parametrize(
     "params", [{}, {"seed": 1}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5, "seed": 3}], ids=str
 )
-def test_a_row_of_nan_is_reported_and_harms_no_other(params: dict[str, Any]) -> None:
+def test_a_row_of_nan_is_reported_and_does_not_affect_others(params: dict[str, Any]) -> None:
     logits = random_logits(3, 12, dtype=torch.float32)
     logits[1] = torch.nan
     samplers = [sampler_for(params, prompt=[1, 2]) for _ in range(3)]
@@ -340,7 +340,7 @@ def test_a_row_of_nan_is_reported_and_harms_no_other(params: dict[str, Any]) -> 
     assert bool((choice.ids < 12).all())
 
 
-def test_one_nan_among_numbers_is_reported_too() -> None:
+def test_a_single_nan_is_reported_too() -> None:
     for params in ({}, {"seed": 1}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}):
         logits = random_logits(1, 12, dtype=torch.float32)
         logits[0, 7] = torch.nan
@@ -350,7 +350,7 @@ def test_one_nan_among_numbers_is_reported_too() -> None:
 
 @pytest.mark.parametrize("params", [{}, {"seed": 1}, {"top_k": 3}, {"top_p": 0.6}, {"seed": 2, "min_p": 0.2}], ids=str)
 def test_an_id_of_probability_zero_is_never_picked(params: dict[str, Any]) -> None:
-    """Masked ids, ids cut off, and the zeros that fill up the rows that keep fewest."""
+    """Neither masked nor truncated ids, nor the padding of rows that keep fewer ids."""
     num = 400
     logits = random_logits(num, 12, dtype=torch.float32)
     logits[:, [0, 5, 11]] = -torch.inf
@@ -362,14 +362,14 @@ def test_an_id_of_probability_zero_is_never_picked(params: dict[str, Any]) -> No
     assert not set(ids.tolist()) & {0, 5, 11}
 
 
-def test_an_unseeded_pick_has_the_law_it_was_given() -> None:
+def test_an_unseeded_pick_has_the_given_distribution() -> None:
     law = dense_law(random_logits(8, sharpness=1.0), top_k=6)
     rows = [Row(sampler_for({"top_k": 6}, seed=3), (0,))] * 20_000
     ids, _ = pick(token_probs_of(law.log().expand(20_000, -1), rows), rows)
     assert chi_square(torch.bincount(ids, minlength=8), law * 20_000) > FALSE_ALARM
 
 
-def test_kept_laws_read_and_spread_alike() -> None:
+def test_truncated_and_dense_token_probs_agree() -> None:
     kept = torch.tensor([[4, 0], [2, 0]])
     laws = TokenProbs(torch.tensor([[0.7, 0.3], [1.0, 0.0]]), kept)
     dense = laws.dense(5)
@@ -400,8 +400,8 @@ def test_kept_laws_read_and_spread_alike() -> None:
     ],
     ids=["repetition", "presence", "frequency", "min_tokens", "allowed", "processor"],
 )
-def test_a_row_depends_on_its_prefix_alone(params: dict[str, Any]) -> None:
-    """However much of it is history and however much is draft, in whatever order it grows and rewinds."""
+def test_a_row_depends_only_on_its_prefix(params: dict[str, Any]) -> None:
+    """However the prefix is split into history and draft, and in whatever order it grows and rewinds."""
     assert prefix_violations(params, end_ids=[3], bad_words=[(5, 7), (6,)]) == 0
 
 
@@ -413,7 +413,7 @@ def test_a_row_depends_on_its_prefix_alone(params: dict[str, Any]) -> None:
 )
 @settings(max_examples=100, deadline=None)
 def test_counts_are_those_of_the_prefix(prompt: list[int], rounds: list[tuple[list[int], list[int]]]) -> None:
-    """Drafts come and go, the history grows; against counting from nothing."""
+    """While drafts change and the history grows, compared with counting from scratch."""
     params = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
     sampler, history = sampler_for(params, prompt=prompt), list(prompt)
     logits = random_logits(6)

@@ -1,4 +1,4 @@
-"""A server on a socket, over the embedded pair."""
+"""Servers on a socket, with the embedded pair."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ TEMPLATE = (
 SETTINGS = ServerSettings(model_names=("pair", "other-name"), chat_template=TEMPLATE)
 
 TRUST = ssl.create_default_context()
-"""Made once: that takes 50 ms."""
+"""Made only once, since it takes 50 ms."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Schemathesis makes its cases as the file is collected: ten seconds in each process, where slow tests are left out too."""
+    """Skip the Schemathesis file where slow tests are excluded: collecting it makes its cases, ten seconds in each process."""
     is_left_out = config.getoption("markexpr") == "not slow" and collection_path.name == "test_documented_answers.py"
     return True if is_left_out else None
 
 
 @dataclass
 class Running:
-    """A server in a thread of its own."""
+    """A running server, in a thread of its own."""
 
     url: str
     app: FastAPI
@@ -60,20 +60,20 @@ class Running:
         return httpx2.post(self.url + path, json=body, timeout=60, verify=TRUST, **settings)
 
     def post_raw(self, path: str, content: Any, **settings: Any) -> httpx2.Response:
-        """A body as it is: bytes, or an iterator of them."""
+        """Send a body unchanged: bytes, or an iterator of them."""
         return httpx2.post(self.url + path, content=content, timeout=60, verify=TRUST, **settings)
 
     def get(self, path: str, **settings: Any) -> httpx2.Response:
         return httpx2.get(self.url + path, timeout=60, verify=TRUST, **settings)
 
     def wait_until_idle(self) -> None:
-        """Until nothing runs; then all memory must be back."""
+        """Wait until nothing runs, and assert that all memory is back."""
         wait_for(lambda: not self.llm.engine.has_work and self.service.num_texts == 0)
         assert self.llm.engine.pool.used == self.llm.engine.pool.bytes_retained
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120  # far longer than it takes: the machine may be busy
+    deadline = time.monotonic() + 120  # much longer than needed, since the machine may be busy
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.005)
@@ -81,7 +81,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def running(llm: LLM, settings: ServerSettings = SETTINGS, tls: TlsFiles | None = None) -> Iterator[Running]:
-    """An engine has one server: a second one gets an engine of its own, over the same models."""
+    """Run a server. An engine has only one server; a second server gets its own engine with the same models."""
     own = llm.with_drafter() if llm.engine.in_use.locked() else llm
     app = create_app(settings, lambda: own)
     listener = listen("127.0.0.1", 0)

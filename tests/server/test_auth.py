@@ -25,7 +25,7 @@ def guarded(llm: LLM) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def local(llm: LLM, guarded: Running) -> Iterator[Running]:
-    """Without a key, for this machine only."""
+    """A server without a key, for this machine only."""
     guarded.server.end()
     guarded.thread.join(30)
     with running(llm, ServerSettings(allowed_hosts=LOOPBACK_HOSTS)) as found:
@@ -33,7 +33,7 @@ def local(llm: LLM, guarded: Running) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("path", GUARDED)
-def test_without_a_key_nothing_is_said(guarded: Running, path: str) -> None:
+def test_requests_without_a_valid_key_are_refused(guarded: Running, path: str) -> None:
     for headers in (
         {},
         {"authorization": "Bearer wrong"},
@@ -48,28 +48,28 @@ def test_without_a_key_nothing_is_said(guarded: Running, path: str) -> None:
         assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_the_body_of_a_stranger_is_not_read(guarded: Running) -> None:
+def test_the_body_of_an_unauthorized_request_is_not_read(guarded: Running) -> None:
     assert guarded.post("/v1/completions", {"prompt": "x" * 10_000_000}).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_whether_it_is_there_may_be_asked_by_all(guarded: Running, path: str) -> None:
+def test_health_checks_need_no_key(guarded: Running, path: str) -> None:
     assert guarded.get(path).status_code == 200
 
 
-def test_the_key_opens(guarded: Running) -> None:
+def test_requests_with_the_key_are_accepted(guarded: Running) -> None:
     headers = {"authorization": f"Bearer {KEY}".encode()}
     assert guarded.get("/v1/models", headers=headers).status_code == 200
     assert guarded.get("/metrics", headers=headers).status_code == 200
 
 
-def test_the_openai_client_says_what_is_wrong(guarded: Running) -> None:
+def test_the_openai_client_reports_a_wrong_key(guarded: Running) -> None:
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0).models.list()
 
 
-def test_other_names_for_this_machine_are_not_answered(local: Running) -> None:
-    """A page of another site may make its own name point here; it cannot change what the browser says it asked for."""
+def test_requests_with_other_host_names_are_refused(local: Running) -> None:
+    """A page of another site may let its own name resolve to this machine, but it cannot change the Host header."""
     assert local.get("/v1/models").status_code == 200
     assert local.get("/v1/models", headers={"host": "localhost:9"}).status_code == 200
     for host in ("evil.example", "evil.example:8000", "", "127.0.0.1.evil.example"):
@@ -78,7 +78,7 @@ def test_other_names_for_this_machine_are_not_answered(local: Running) -> None:
         assert answer.json()["error"]["code"] == "wrong_host"
 
 
-def test_each_of_several_keys_opens(llm: LLM) -> None:
+def test_each_of_several_keys_is_accepted(llm: LLM) -> None:
     keys = ("first", "second", "first")
     settings = ServerSettings(api_key=keys)
     assert settings.api_keys == ("first", "second")
@@ -94,7 +94,7 @@ def test_an_empty_key_is_refused(keys: str | tuple[str, ...]) -> None:
         ServerSettings(api_key=keys)
 
 
-def test_pages_elsewhere_may_read_nothing_unless_they_are_named(llm: LLM, server: Running) -> None:
+def test_only_allowed_origins_may_read_answers(llm: LLM, server: Running) -> None:
     origin = "https://app.example:8443"
     preflight = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "x-a"}
     assert "access-control-allow-origin" not in server.get("/health", headers={"origin": origin}).headers
@@ -115,12 +115,12 @@ def test_pages_elsewhere_may_read_nothing_unless_they_are_named(llm: LLM, server
 
 
 @pytest.mark.parametrize("origin", ["example.com", "https://example.com/", "https://Example.com", "", "https://"])
-def test_what_is_no_origin_is_refused(origin: str) -> None:
+def test_invalid_origins_are_refused(origin: str) -> None:
     with pytest.raises(ForedraftError, match="is not an origin"):
         ServerSettings(allowed_origins=(origin,))
 
 
-def test_host_names() -> None:
+def test_host_names_are_normalised() -> None:
     assert host_name("[::1]:80") == "::1"
     assert host_name("LOCALHOST:80") == "localhost"
     assert host_name("") == ""

@@ -1,4 +1,4 @@
-"""Bad input is answered with an error in OpenAI's form that names what is wrong, and does not affect other requests."""
+"""Bad input is answered with an error in OpenAI's form that says what is wrong, and does not affect other requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def named(name: str) -> dict[str, Any]:
 
 
 def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
-    """It must be an error of this status, in the one form that there is."""
+    """The error of an answer, which must have this status and OpenAI's form."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     ((key, error),) = answer.json().items()
@@ -96,7 +96,9 @@ def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_completions_name_the_field(server: Running, body: Any, param: str | None, words: str) -> None:
+def test_bad_completion_requests_are_refused_by_field(
+    server: Running, body: Any, param: str | None, words: str
+) -> None:
     error = error_of(_post_json(server, "/v1/completions", body), 400)
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
@@ -128,7 +130,7 @@ def test_completions_name_the_field(server: Running, body: Any, param: str | Non
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_chats_name_the_field(server: Running, body: Any, param: str | None, words: str) -> None:
+def test_bad_chat_requests_are_refused_by_field(server: Running, body: Any, param: str | None, words: str) -> None:
     error = error_of(_post_json(server, "/v1/chat/completions", body), 400)
     assert error["param"] == param or (param is not None and param in error["message"])
     assert words in error["message"]
@@ -148,20 +150,20 @@ def test_chats_name_the_field(server: Running, body: Any, param: str | None, wor
     ],
     ids=lambda raw: str(raw[:20]),
 )
-def test_no_json_is_said_to_be_none(server: Running, raw: bytes) -> None:
+def test_bodies_that_are_not_json_are_refused(server: Running, raw: bytes) -> None:
     headers = {"content-type": "application/json"}
     error_of(server.post_raw("/v1/completions", raw, headers=headers), 400)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_other_kinds_of_bodies(server: Running, kind: str | None) -> None:
+def test_other_content_types_are_refused(server: Running, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     raw = json.dumps({"prompt": PROMPT}).encode()
     error = error_of(server.post_raw("/v1/completions", raw, headers=headers), 400)
     assert "application/json" in error["message"]
 
 
-def test_what_is_not_there(server: Running) -> None:
+def test_unknown_paths_methods_and_models_are_refused(server: Running) -> None:
     assert error_of(server.get("/v2/completions"), 404)["type"] == "not_found_error"
     answer = server.get("/v1/completions")
     error_of(answer, 405)
@@ -169,8 +171,8 @@ def test_what_is_not_there(server: Running) -> None:
     assert error_of(server.post("/v1/completions", {"prompt": "a", "model": "gpt-4"}), 404)["code"] == "model_not_found"
 
 
-def test_long_prompts(server: Running) -> None:
-    """Of 100,000 tokens, as text, as ids and as messages; and one that is too long to be tokenised at all."""
+def test_too_long_prompts_are_refused(server: Running) -> None:
+    """Prompts of 100,000 tokens as text, ids and messages, and one that is too long to be tokenised at all."""
     for body, path in (
         ({"prompt": "word " * 10_000}, "/v1/completions"),
         ({"prompt": "word " * 100_000}, "/v1/completions"),
@@ -183,7 +185,7 @@ def test_long_prompts(server: Running) -> None:
         assert error["param"] == ("prompt" if "prompt" in body else "messages")
 
 
-def test_a_body_of_ten_megabytes(server: Running) -> None:
+def test_a_body_of_ten_megabytes_is_refused(server: Running) -> None:
     started = time.perf_counter()
     assert error_of(server.post("/v1/completions", {"prompt": "x" * 10_000_000}), 413)["code"] == "body_too_large"
 
@@ -197,7 +199,7 @@ def test_a_body_of_ten_megabytes(server: Running) -> None:
     assert time.perf_counter() - started < 30
 
 
-def test_no_http(server: Running) -> None:
+def test_data_that_is_not_http_is_refused(server: Running) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
@@ -205,12 +207,12 @@ def test_no_http(server: Running) -> None:
         assert connection.recv(1000) == b""
 
 
-def test_afterwards_all_is_well(server: Running) -> None:
+def test_the_server_still_works_afterwards(server: Running) -> None:
     server.wait_until_idle()
     assert server.get("/health").json() == {"status": "ok"}
     assert server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 3}).status_code == 200
 
 
 def _post_json(server: Running, path: str, body: Any) -> httpx2.Response:
-    raw = json.dumps(body).encode()  # httpx sends nothing for None, and refuses lone surrogates
+    raw = json.dumps(body).encode()  # encoded here, since httpx sends nothing for None and refuses lone surrogates
     return server.post_raw(path, raw, headers={"content-type": "application/json"})

@@ -1,4 +1,4 @@
-"""foredraft serve: what it refuses before anything is loaded."""
+"""foredraft serve: mistakes that are refused before anything is loaded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def serve(*args: str) -> Any:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_mistakes_are_told_in_one_line(args: tuple[str, ...], words: str) -> None:
+def test_mistakes_are_reported_in_one_line(args: tuple[str, ...], words: str) -> None:
     result = serve(*args)
     assert result.exit_code == 2, (result.stderr, result.exception)
     (line,) = result.stderr.splitlines()
@@ -48,7 +48,7 @@ def test_mistakes_are_told_in_one_line(args: tuple[str, ...], words: str) -> Non
     assert words in line
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -57,7 +57,7 @@ def test_a_port_that_is_taken() -> None:
     assert "cannot listen on this address" in result.stderr
 
 
-def test_keys_come_from_options_and_a_file_or_else_from_the_environment(
+def test_keys_come_from_options_and_a_file_else_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "keys"
@@ -72,14 +72,14 @@ def test_keys_come_from_options_and_a_file_or_else_from_the_environment(
 
 
 @pytest.mark.parametrize(("text", "words"), [("", "contains no keys"), ("# a comment\n\n", "contains no keys")])
-def test_a_file_without_a_key_opens_nothing(tmp_path: Path, text: str, words: str) -> None:
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ForedraftError, match=words):
         api_keys(["zero"] if not text else None, tmp_path / "keys")
 
 
 @pytest.mark.parametrize("value", ["", " \n# none"])
-def test_an_empty_variable_is_no_key(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_empty_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("FOREDRAFT_API_KEY", value)
     with pytest.raises(ForedraftError, match="the API key is empty"):
         api_keys(None, None)

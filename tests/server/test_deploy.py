@@ -1,4 +1,4 @@
-"""What stands in deploy/ can be read by whom it is for, and speaks of nothing that does not exist."""
+"""The files in deploy/ are valid, and refer only to what exists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAME = re.compile(r"\bforedraft:[a-z_0-9]+|\bprocess_[a-z_]+")
 
 @pytest.fixture(scope="module")
 def served(llm: LLM) -> set[str]:
-    """The names of all series."""
+    """The names of all served metrics."""
     metrics = Metrics()
     with metrics.observing(llm):
         return {
@@ -56,13 +56,13 @@ def expressions() -> Iterator[str]:
             yield rule["expr"]
 
 
-def test_dashboard_and_alerts_name_only_what_is_served(served: set[str]) -> None:
+def test_dashboard_and_alerts_name_only_served_metrics(served: set[str]) -> None:
     found = [name for expression in expressions() for name in _NAME.findall(expression)]
     assert len(found) > 30
     assert not set(found) - served
 
 
-def test_the_documentation_names_only_what_is_served(served: set[str]) -> None:
+def test_the_documentation_names_only_served_metrics(served: set[str]) -> None:
     text = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
     named = set(_NAME.findall(text))
     families = {name.removesuffix("_bucket") for name in served} | served
@@ -71,8 +71,8 @@ def test_the_documentation_names_only_what_is_served(served: set[str]) -> None:
 
 
 @pytest.mark.parametrize("expression", list(expressions()))
-def test_an_expression_is_balanced(expression: str) -> None:
-    """Brackets at least; what a label holds is left out."""
+def test_the_brackets_of_an_expression_are_balanced(expression: str) -> None:
+    """Label values are ignored."""
     depth: list[str] = []
     for letter in re.sub(r'"[^"]*"', "", expression):
         if letter in "([{":
@@ -82,7 +82,7 @@ def test_an_expression_is_balanced(expression: str) -> None:
     assert not depth
 
 
-def test_panels_do_not_cover_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     panels = json.loads((DEPLOY / "grafana-dashboard.json").read_text(encoding="utf-8"))["panels"]
     taken = [
         (x, y)

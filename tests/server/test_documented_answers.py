@@ -1,4 +1,4 @@
-"""Every answer to a generated request is one that the OpenAPI document names. Collected with the slow tests only (conftest.py)."""
+"""Every answer to a generated request is in the OpenAPI document. Collected with the slow tests only (conftest.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.server.test_openapi import brief, schema
 __all__ = ["brief"]
 
 
-# What the document cannot say (a seed goes with one verification only, ...) is refused with a 400, which it names; so not every
-# body that fits it is taken.
+# Not every body that fits the document is accepted: what it cannot express (such as a seed with certain verification rules) is refused
+# with a 400, which it contains.
 @pytest.mark.slow
 @schema.parametrize()
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -24,6 +24,6 @@ def test_every_answer_is_documented(case: Any, brief: Running) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_well_afterwards(brief: Running) -> None:
+def test_the_server_still_works_afterwards(brief: Running) -> None:
     brief.wait_until_idle()
     assert brief.get("/health").status_code == 200

@@ -1,4 +1,4 @@
-"""Fair sharing between clients: how clients are told apart, and that a large request does not block small ones."""
+"""Fairness between clients: how clients are identified, and that a large request does not block small ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ask(server: Running, key: str, **settings: Any) -> Any:
     return client_of(server, key).completions.create(**body | settings)
 
 
-def test_a_flood_does_not_hold_a_small_request(shared: Running) -> None:
+def test_many_requests_of_one_client_do_not_block_a_small_one_of_another(shared: Running) -> None:
     expected = ask(shared, KEYS[0], max_tokens=4).choices[0].text
     flood = threading.Thread(target=ask, args=(shared, KEYS[0]), kwargs={"n": 24, "max_tokens": 64})
     flood.start()
@@ -51,7 +51,7 @@ def test_a_flood_does_not_hold_a_small_request(shared: Running) -> None:
     shared.wait_until_idle()
 
 
-def test_a_queue_that_one_client_filled_is_open_to_another(shared: Running) -> None:
+def test_a_queue_filled_by_one_client_is_open_to_others(shared: Running) -> None:
     with shared.service.admitted(32, "one"):
         with pytest.raises(ApiError, match="at most 32"), shared.service.admitted(1, "one"):
             pass
@@ -63,7 +63,7 @@ def test_a_queue_that_one_client_filled_is_open_to_another(shared: Running) -> N
     assert shared.service.num_texts == 0
 
 
-def test_each_key_is_a_client_and_the_log_has_its_number(few: LLM) -> None:
+def test_each_key_is_a_client_and_is_logged_by_number(few: LLM) -> None:
     with logged() as lines, running(few, replace(SETTINGS, api_key=KEYS)) as server:
         body = {"prompt": "a", "max_tokens": 1}
         headers = [{"authorization": f"Bearer {key}"} for key in (*KEYS, "neither")]
@@ -72,7 +72,7 @@ def test_each_key_is_a_client_and_the_log_has_its_number(few: LLM) -> None:
     assert not any(key in str(lines) for key in KEYS)
 
 
-def test_without_keys_a_client_is_its_address(server: Running) -> None:
+def test_without_keys_clients_are_identified_by_address(server: Running) -> None:
     seen: list[str] = []
     prepare = server.llm.frontend.prepare
 
@@ -99,7 +99,7 @@ def test_priority_orders_the_requests_of_a_client(shared: Running) -> None:
     blocking.start()
     wait_for(lambda: shared.llm.engine.num_running == 4)
     threads = []
-    for priority in (5, 3, -2):  # each waits before the next one comes
+    for priority in (5, 3, -2):  # each is waiting before the next one is sent
         threads.append(threading.Thread(target=one, args=(priority,)))
         threads[-1].start()
         wait_for(lambda: shared.llm.engine.num_waiting == len(threads))

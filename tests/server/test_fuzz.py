@@ -1,4 +1,4 @@
-"""Randomly mutated bodies, aimed at numbers, surrogates, nesting and types: every error says what is wrong."""
+"""Randomly mutated bodies, with extreme numbers, surrogates, nesting and types: every error says what is wrong."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def nested(depth: int, kind: str) -> str:
 
 
 class Raw(str):
-    """JSON text that stands in a body as it is."""
+    """JSON text that is inserted unchanged into a body."""
 
 
 NUMBERS: list[Any] = [
@@ -117,7 +117,7 @@ VALUES = [*NUMBERS, *TEXTS, *OTHERS]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to everything in a body."""
+    """The path to every value in a body."""
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, one in members:
         yield (*path, name)
@@ -125,7 +125,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutated(body: Any, rng: random.Random) -> Any:
-    """A copy with one to three changes."""
+    """A copy of a body with one to three changes."""
     body = json.loads(json.dumps(body))
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         found = list(places(body))
@@ -153,7 +153,7 @@ def change(holder: Any, last: Any, rng: random.Random) -> None:
 
 
 def written(value: Any) -> bytes:
-    """As JSON, raw parts as they are."""
+    """A body as JSON, with raw parts unchanged."""
     raws: list[str] = []
 
     def put(one: Any) -> Any:
@@ -171,7 +171,7 @@ def written(value: Any) -> bytes:
 
 
 def garbled(raw: bytes, rng: random.Random) -> bytes:
-    """Now and then bytes are changed too."""
+    """The bytes, in some cases also cut, changed or repeated."""
     if not raw or rng.random() > 0.05:
         return raw
     place = rng.randrange(len(raw))
@@ -186,7 +186,7 @@ def garbled(raw: bytes, rng: random.Random) -> bytes:
 
 
 def assert_explained(answer: httpx2.Response) -> None:
-    """A 200, or an error in OpenAI's form with a message of one readable line."""
+    """Assert that an answer is a 200, or an error in OpenAI's form with a message of one readable line."""
     if answer.status_code == 200:
         return
     assert 400 <= answer.status_code < 500
@@ -197,7 +197,7 @@ def assert_explained(answer: httpx2.Response) -> None:
 
 
 @pytest.mark.slow
-def test_two_thousand_bodies(llm: LLM) -> None:
+def test_two_thousand_mutated_bodies_get_explained_answers(llm: LLM) -> None:
     rng = random.Random(17)
     settings = replace(SETTINGS, limits=RequestLimits(request_seconds=5.0))
     seen: Counter[int] = Counter()
@@ -215,7 +215,7 @@ def test_two_thousand_bodies(llm: LLM) -> None:
         server.wait_until_idle()
         assert server.get("/health").status_code == 200
         assert control(server) == before
-    assert seen[200] > 100  # some bodies are still good
+    assert seen[200] > 100  # some bodies are still valid
     assert seen[400] > 500
 
 

@@ -1,4 +1,4 @@
-"""Errors of bodies that cannot be parsed: the reason and the place."""
+"""Errors of bodies that cannot be parsed give the reason and the position."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PROMPT: dict[str, Any] = {"prompt": "Once", "max_tokens": 2}
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_the_reason_is_true_and_the_place_is_named(raw: bytes, param: str | None, words: str) -> None:
+def test_errors_have_the_right_reason_and_position(raw: bytes, param: str | None, words: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse(raw)
     assert caught.value.status_code == 400
@@ -62,13 +62,13 @@ def test_the_reason_is_true_and_the_place_is_named(raw: bytes, param: str | None
     [{}, [1, -2.5, 1e300, True, None], {"a": {"b": ["\U0001f600", "é"]}}, 10**4000, "1e999 " + "9" * 400, "", {"": 1}],
     ids=lambda value: str(value)[:30],
 )
-def test_whatever_is_json_is_read(value: Any) -> None:
+def test_all_valid_json_is_read(value: Any) -> None:
     assert parse(json.dumps(value).encode()) == value
     assert parse(b"\xef\xbb\xbf" + json.dumps(value, ensure_ascii=False).encode()) == value
 
 
-def test_a_large_body_is_explained_soon() -> None:
-    """Behind two million bytes of the worst: it takes as long as to read them, not their square."""
+def test_an_error_in_a_large_body_is_explained_quickly() -> None:
+    """After two million bytes of the worst kind: the time is linear, not quadratic."""
     for filling in (b"1e100,", b"9" * 308 + b",", b'"x",', b"[],"):
         started = time.process_time()
         with pytest.raises(ApiError):
@@ -115,7 +115,7 @@ PLACES = [
 @pytest.mark.parametrize(
     ("path", "body", "param"), PLACES, ids=[str(place[1])[:60].encode("ascii", "replace").decode() for place in PLACES]
 )
-def test_a_lone_surrogate_is_refused_wherever_it_is(server: Running, path: str, body: Any, param: str | None) -> None:
+def test_a_lone_surrogate_is_refused_anywhere(server: Running, path: str, body: Any, param: str | None) -> None:
     answer = server.post_raw(path, json.dumps(body).encode(), headers=JSON)
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -123,8 +123,8 @@ def test_a_lone_surrogate_is_refused_wherever_it_is(server: Running, path: str, 
     assert "lone surrogate \\ud800" in error["message"]
 
 
-def test_text_in_text_may_have_one(server: Running) -> None:
-    """What a model once wrote as arguments is handed on as it is; a schema in a string is not."""
+def test_call_arguments_may_have_a_lone_surrogate_but_schemas_may_not(server: Running) -> None:
+    """Arguments that a model wrote are passed on unchanged; a schema in a string is parsed."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800", "b": NaN}'}}
     messages = [*CHAT["messages"], {"role": "assistant", "content": "", "tool_calls": [call]}]
     assert server.post("/v1/chat/completions", {**CHAT, "messages": messages}).status_code == 200
@@ -136,7 +136,7 @@ def test_text_in_text_may_have_one(server: Running) -> None:
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "br", "deflate, gzip"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-def test_a_compressed_body_is_told_to_be_one(server: Running, coding: str, path: str) -> None:
+def test_a_compressed_body_is_refused_as_such(server: Running, coding: str, path: str) -> None:
     raw = gzip.compress(json.dumps(PROMPT).encode())
     answer = server.post_raw(path, raw, headers={**JSON, "content-encoding": coding})
     assert answer.status_code == 415
@@ -144,7 +144,7 @@ def test_a_compressed_body_is_told_to_be_one(server: Running, coding: str, path:
     assert "compressed" in answer.json()["error"]["message"]
 
 
-def test_a_body_that_is_not_compressed_may_say_so(server: Running) -> None:
+def test_content_encoding_identity_is_accepted(server: Running) -> None:
     answer = server.post("/v1/completions", PROMPT, headers={"content-encoding": "identity"})
     assert answer.status_code == 200
     assert server.get("/health", headers={"content-encoding": "gzip"}).status_code == 200
@@ -161,7 +161,7 @@ def test_a_body_that_is_not_compressed_may_say_so(server: Running) -> None:
     ],
     ids=lambda part: str(part["type"]),
 )
-def test_parts_that_are_no_text_are_refused_for_what_they_are(server: Running, part: dict[str, Any]) -> None:
+def test_message_parts_that_are_not_text_are_refused_by_type(server: Running, part: dict[str, Any]) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, part]}]
     answer = server.post("/v1/chat/completions", {"messages": messages})
     assert answer.status_code == 400
@@ -194,7 +194,7 @@ HUGE = 10**30
     ],
 )
 @pytest.mark.parametrize("value", [HUGE, -HUGE, 10**4000], ids=["large", "negative", "enormous"])
-def test_huge_numbers_are_refused_by_the_fields_name_or_taken(server: Running, name: str, value: int) -> None:
+def test_huge_numbers_are_accepted_or_refused_by_field(server: Running, name: str, value: int) -> None:
     answer = server.post("/v1/completions", {**PROMPT, name: value})
     assert answer.status_code in (200, 400), answer.text
     if answer.status_code == 400:

@@ -37,7 +37,7 @@ def raw_request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side ends it, by itself."""
+    """Whether the other side closes the connection by itself."""
     try:
         while connection.recv(1 << 16):
             pass
@@ -48,7 +48,7 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def test_a_full_queue_is_said(llm: LLM) -> None:
+def test_requests_to_a_full_queue_are_refused(llm: LLM) -> None:
     most = llm.max_num_seqs
     with running(llm, limited(max_queue=0)) as server:
         body = {**LONG, "n": most, "stream": True}
@@ -64,7 +64,7 @@ def test_a_full_queue_is_said(llm: LLM) -> None:
         assert server.post("/v1/completions", {"prompt": STORY}).status_code == 200
 
 
-def test_a_request_has_its_time(llm: LLM) -> None:
+def test_a_request_that_takes_too_long_is_ended(llm: LLM) -> None:
     with running(llm, limited(request_seconds=0.75)) as server:
         answer = server.post("/v1/completions", {**LONG, "n": 16})
         assert answer.status_code == 408
@@ -80,7 +80,7 @@ def test_a_request_has_its_time(llm: LLM) -> None:
         assert server.post("/v1/completions", {"prompt": STORY, "max_tokens": 2}).status_code == 200
 
 
-def test_a_prompt_has_its_length(llm: LLM) -> None:
+def test_a_too_long_prompt_is_refused(llm: LLM) -> None:
     with running(llm, limited(max_prompt_tokens=5)) as server:
         answer = server.post("/v1/completions", {"prompt": [5] * 6})
         assert answer.json()["error"]["code"] == "context_length_exceeded"
@@ -95,7 +95,7 @@ def test_half_open_connections_are_closed(llm: LLM) -> None:
         assert is_closed(silent)
         assert is_closed(half)
         assert bodyless.recv(1000).startswith(b"HTTP/1.1 408")
-        # one that has been answered, and begins another request without finishing it
+        # this one was answered, and begins another request without finishing it
         kept = connect(server)
         kept.sendall(raw_request({"prompt": STORY, "max_tokens": 1}))
         assert b"200 OK" in kept.recv(10_000)
@@ -106,8 +106,8 @@ def test_half_open_connections_are_closed(llm: LLM) -> None:
         server.wait_until_idle()
 
 
-def test_who_does_not_read_is_cut_off(llm: LLM) -> None:
-    """Its answer is larger than what the sockets hold; meanwhile others are served."""
+def test_a_client_that_does_not_read_is_disconnected(llm: LLM) -> None:
+    """Its answer is larger than the sockets' buffers. Meanwhile other clients are served."""
     with running(llm, limited(write_seconds=0.3)) as server:
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -122,7 +122,7 @@ def test_who_does_not_read_is_cut_off(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_goes_away_frees_its_place(llm: LLM, stream: bool) -> None:
+def test_a_client_that_disconnects_frees_its_place(llm: LLM, stream: bool) -> None:
     with running(llm) as server:
         expected = server.post("/v1/completions", {**LONG, "max_tokens": 40}).json()["choices"][0]["text"]
         free = llm.engine.pool.used - llm.engine.pool.bytes_retained
@@ -145,7 +145,7 @@ def test_who_goes_away_frees_its_place(llm: LLM, stream: bool) -> None:
         assert b'request_aborted_total{reason="disconnect"} 1.0' in server.service.metrics.text()
 
 
-def test_a_cancelled_stream_of_the_client(llm: LLM) -> None:
+def test_a_stream_cancelled_by_the_client_is_aborted(llm: LLM) -> None:
     with running(llm) as server:
 
         async def main() -> None:
@@ -168,6 +168,6 @@ def test_a_cancelled_stream_of_the_client(llm: LLM) -> None:
 
         asyncio.run(main())
         server.wait_until_idle()
-        # of two: the second may not have begun when it was cancelled
+        # of two: the second may not have begun when the stream was cancelled
         aborted = [b'request_aborted_total{reason="disconnect"} %d.0' % count for count in (1, 2)]
         assert any(line in server.service.metrics.text() for line in aborted)

@@ -1,4 +1,4 @@
-"""Many clients at once, some of which go away: the others' texts are what they would be alone, and nothing is left behind."""
+"""Many clients at once, some of which disconnect: the others get the texts that they get alone, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = ("Once upon a time", "def area(width, height):", "One day, a little ca
 LENGTHS = (4, 24, 60)
 
 
-def test_texts_do_not_depend_on_who_else_is_there(llm: LLM) -> None:
+def test_texts_do_not_depend_on_other_clients(llm: LLM) -> None:
     asked = [(prompt, length) for prompt in PROMPTS for length in LENGTHS]
     params = [SamplingParams(max_tokens=length, temperature=0) for _, length in asked]
     outputs = llm.generate([prompt for prompt, _ in asked], params)
@@ -52,12 +52,14 @@ def test_texts_do_not_depend_on_who_else_is_there(llm: LLM) -> None:
         asyncio.run(main(server.url))
         server.wait_until_idle()
     assert len(finished) > 30
-    if llm.target.traits.row_exact:  # elsewhere only up to near ties
+    if llm.target.traits.row_exact:  # otherwise only up to near ties
         assert all(text == expected[key] for key, text in finished)
 
 
-def test_what_one_request_raises_in_the_engine_is_its_own_500(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen others get the texts that they get without it."""
+def test_an_error_of_one_request_in_the_engine_gives_only_that_request_a_500(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen other requests get the texts that they get without it."""
     expected = llm.generate(PROMPTS[0], SamplingParams(max_tokens=20, temperature=0))[0].outputs[0].text
 
     def faulty(logits: Any, proposal: Proposal, samplers: Sequence[Sampler], *args: Any, **kwargs: Any) -> Any:
@@ -77,5 +79,5 @@ def test_what_one_request_raises_in_the_engine_is_its_own_500(llm: LLM, monkeypa
         bad, *good = asyncio.run(main(server.url))
         server.wait_until_idle()
     assert isinstance(bad, openai.InternalServerError)
-    assert "injected" not in str(bad)  # which is for the log
+    assert "injected" not in str(bad)  # the details are only logged
     assert {answer.choices[0].text for answer in good} == {expected}

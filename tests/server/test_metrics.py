@@ -33,14 +33,14 @@ def shown(server: Running) -> dict[Any, float]:
     return samples(answer.text)
 
 
-def test_counts_are_the_engines(llm: LLM) -> None:
+def test_counts_are_those_of_the_engine(llm: LLM) -> None:
     before = llm.engine.stats
     num_drafts, num_accepted = before.num_spec_steps, before.num_accepted_tokens
     with running(llm) as server:
         body = {"prompt": CODE, "max_tokens": 40, "temperature": 0, "speculative_tokens": 3, "metrics": True}
         answer = server.post("/v1/completions", body).json()
         list(server.post("/v1/completions", {**body, "stream": True}).iter_lines())
-        # a request is counted once its answer was sent, which its client may see first
+        # a request is counted after its answer was sent, so its client may read the metrics before
         counted = {"name": "http_requests_total", "route": "/v1/completions", "status": "200"}
         wait_for(lambda: value(shown(server), **counted) == 2)
         found = shown(server)
@@ -63,7 +63,7 @@ def test_counts_are_the_engines(llm: LLM) -> None:
         assert found["process_resident_memory_bytes", frozenset()] > 1e6
 
 
-def test_what_was_read_for_others_is_counted_and_said(llm: LLM) -> None:
+def test_prefix_cache_hits_are_counted_and_reported(llm: LLM) -> None:
     long = CODE + " " + " ".join(f"word{i}" for i in range(60))
     body = {"prompt": long, "max_tokens": 4, "temperature": 0}
     with running(llm) as server:
@@ -83,7 +83,7 @@ def test_what_was_read_for_others_is_counted_and_said(llm: LLM) -> None:
         assert found == {"queries": 2 * (usages[0]["prompt_tokens"] - 1), "hits": cached[1]}
 
 
-def test_the_choice_is_shown_while_it_holds(llm: LLM) -> None:
+def test_the_current_drafter_and_number_of_draft_tokens_are_shown(llm: LLM) -> None:
     with running(llm) as server:
         for gamma in (0, 3):
             server.post(
@@ -95,8 +95,8 @@ def test_the_choice_is_shown_while_it_holds(llm: LLM) -> None:
             assert value(found, "spec_decode_drafter", drafter="draft_model") <= (gamma > 0)
 
 
-def test_fallbacks_have_their_reason() -> None:
-    """A drafter below a threshold is left alone, and the metrics say why."""
+def test_fallbacks_are_counted_by_reason() -> None:
+    """A drafter that crossed a threshold is not used, and the metrics say why."""
     llm = LLM(method="ngram", speculative_tokens=4, min_acceptance_rate=1.0, num_threads=1)
     with running(llm) as server:
         body = {"prompt": CODE, "max_tokens": 600, "temperature": 0, "ignore_eos": True}
@@ -104,20 +104,20 @@ def test_fallbacks_have_their_reason() -> None:
         assert value(shown(server), "spec_decode_fallbacks_total", drafter="ngram", reason="min_acceptance_rate") >= 1
 
 
-def test_a_registry_is_nobody_elses() -> None:
+def test_metrics_have_separate_registries() -> None:
     first, second = Metrics(), Metrics()
     first.success.labels("stop").inc()
     assert b'request_success_total{finished_reason="stop"}' not in second.text()
 
 
-def test_observers_go_with_the_server(llm: LLM) -> None:
+def test_observers_are_removed_with_the_server(llm: LLM) -> None:
     before = list(llm.engine.observers)
     with running(llm, replace(SETTINGS)):
         assert len(llm.engine.observers) > len(before)
     assert llm.engine.observers == before
 
 
-def test_paths_that_are_not_there_make_no_series(llm: LLM) -> None:
+def test_unknown_paths_add_no_series(llm: LLM) -> None:
     with running(llm) as server:
         for i in range(5):
             server.get(f"/nothing/{i}")
@@ -126,7 +126,7 @@ def test_paths_that_are_not_there_make_no_series(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("drafts", [0, 4])
-def test_queue_times_are_those_of_requests(llm: LLM, drafts: int) -> None:
+def test_queue_times_are_measured(llm: LLM, drafts: int) -> None:
     output = llm.generate(CODE, SamplingParams(max_tokens=4, speculative_tokens=drafts))[0]
     assert output.metrics.time_in_queue is not None
     assert output.metrics.time_to_first_token is not None

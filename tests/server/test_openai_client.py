@@ -23,7 +23,7 @@ def client(server: Running) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    """An engine that is nobody's server, and drafts nothing."""
+    """An engine without a server and without drafts."""
     return LLM(method="none")
 
 
@@ -31,7 +31,7 @@ def offline(plain: LLM, prompt: Any, max_tokens: int) -> RequestOutput:
     return plain.generate(prompt, SamplingParams(temperature=0, max_tokens=max_tokens))[0]
 
 
-def test_a_completion(client: openai.OpenAI, plain: LLM) -> None:
+def test_a_completion_is_the_text_of_the_engine(client: openai.OpenAI, plain: LLM) -> None:
     answer = client.completions.create(model="pair", prompt=STORY, max_tokens=20, temperature=0)
     expected = offline(plain, STORY, max_tokens=20)
     assert answer.choices[0].text == expected.outputs[0].text
@@ -56,7 +56,7 @@ def test_a_streamed_completion_is_the_same_text(client: openai.OpenAI, plain: LL
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
 
 
-def test_several_prompts_and_several_texts(client: openai.OpenAI, server: Running) -> None:
+def test_several_prompts_may_have_several_texts_each(client: openai.OpenAI, server: Running) -> None:
     answer = client.completions.create(
         model="pair", prompt=[STORY, CODE], n=2, max_tokens=8, temperature=0.8, seed=3, echo=True
     )
@@ -73,7 +73,7 @@ def test_several_prompts_and_several_texts(client: openai.OpenAI, server: Runnin
     assert texts == [choice.text for choice in answer.choices]
 
 
-def test_token_ids_as_a_prompt(client: openai.OpenAI, plain: LLM) -> None:
+def test_a_prompt_may_be_token_ids(client: openai.OpenAI, plain: LLM) -> None:
     ids = offline(plain, STORY, max_tokens=1).prompt_token_ids
     by_ids = client.completions.create(model="pair", prompt=ids, max_tokens=8, temperature=0, echo=True)
     by_text = client.completions.create(model="pair", prompt=STORY, max_tokens=8, temperature=0, echo=True)
@@ -82,7 +82,7 @@ def test_token_ids_as_a_prompt(client: openai.OpenAI, plain: LLM) -> None:
     assert len({choice.text for choice in both.choices}) == 1
 
 
-def test_a_chat(client: openai.OpenAI, server: Running, plain: LLM) -> None:
+def test_a_chat_gives_the_text_of_the_engine(client: openai.OpenAI, server: Running, plain: LLM) -> None:
     answer = client.chat.completions.create(model="pair", messages=MESSAGES, max_completion_tokens=12, temperature=0)
     ids = server.llm.chat_prompt(MESSAGES, chat_template=TEMPLATE)
     assert answer.choices[0].message.content == offline(plain, ids, max_tokens=12).outputs[0].text
@@ -114,7 +114,7 @@ def test_tools_reach_the_template(client: openai.OpenAI, server: Running) -> Non
     assert with_tool.usage.prompt_tokens > plain.usage.prompt_tokens == without.usage.prompt_tokens
 
 
-def test_logprobs_of_a_completion(client: openai.OpenAI) -> None:
+def test_a_completion_has_logprobs(client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {"model": "pair", "prompt": STORY, "max_tokens": 6, "temperature": 0, "logprobs": 3}
     answer = client.completions.create(**settings)
     found = answer.choices[0].logprobs
@@ -140,7 +140,7 @@ def test_logprobs_of_a_completion(client: openai.OpenAI) -> None:
     assert echoed.logprobs.tokens[-6:] == found.tokens
 
 
-def test_logprobs_of_a_chat(client: openai.OpenAI) -> None:
+def test_a_chat_has_logprobs(client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {"model": "pair", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
     answer = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)
     found = answer.choices[0].logprobs
@@ -155,7 +155,7 @@ def test_logprobs_of_a_chat(client: openai.OpenAI) -> None:
     assert streamed == found.content
 
 
-def test_what_ends_a_text(client: openai.OpenAI) -> None:
+def test_stop_strings_end_a_text(client: openai.OpenAI) -> None:
     whole = client.completions.create(model="pair", prompt=STORY, max_tokens=30, temperature=0).choices[0].text
     stop = whole.split()[4]
     cut = client.completions.create(model="pair", prompt=STORY, max_tokens=30, temperature=0, stop=[stop])
@@ -169,7 +169,7 @@ def test_what_ends_a_text(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].stop_reason == stop  # type: ignore[attr-defined]
 
 
-def test_seed_and_bias(client: openai.OpenAI) -> None:
+def test_seed_and_logit_bias_are_honoured(client: openai.OpenAI) -> None:
     def text(**settings: Any) -> str:
         return client.completions.create(model="pair", prompt=STORY, max_tokens=12, **settings).choices[0].text
 
@@ -178,7 +178,7 @@ def test_seed_and_bias(client: openai.OpenAI) -> None:
     assert len(set(text(temperature=0, logit_bias={"42": 100}))) < len(set(text(temperature=0)))
 
 
-def test_extra_fields_and_metrics(client: openai.OpenAI) -> None:
+def test_extra_fields_are_honoured_and_metrics_returned(client: openai.OpenAI) -> None:
     extra = {"speculative_tokens": 3, "metrics": True, "top_k": 5, "ignore_eos": True, "return_token_ids": True}
     answer: Any = client.completions.create(model="pair", prompt=CODE, max_tokens=32, temperature=0, extra_body=extra)
     plain: Any = client.completions.create(
@@ -190,7 +190,7 @@ def test_extra_fields_and_metrics(client: openai.OpenAI) -> None:
     assert plain.metrics["speculative_decoding"]["num_draft_tokens"] == 0
 
 
-def test_many_at_once(server: Running, plain: LLM) -> None:
+def test_many_requests_at_once_get_the_same_text(server: Running, plain: LLM) -> None:
     expected = offline(plain, STORY, max_tokens=20).outputs[0].text
 
     async def main() -> None:
@@ -213,7 +213,7 @@ def test_many_at_once(server: Running, plain: LLM) -> None:
     server.wait_until_idle()
 
 
-def test_models(client: openai.OpenAI, server: Running) -> None:
+def test_the_model_is_listed(client: openai.OpenAI, server: Running) -> None:
     assert [model.id for model in client.models.list()] == ["pair", "other-name"]
     assert client.models.retrieve("other-name").root == "pair"  # type: ignore[attr-defined]
     with pytest.raises(openai.NotFoundError, match="no model 'gpt-4'"):
@@ -222,7 +222,7 @@ def test_models(client: openai.OpenAI, server: Running) -> None:
         client.completions.create(model="gpt-4", prompt=STORY)
 
 
-def test_what_is_refused_is_named(client: openai.OpenAI) -> None:
+def test_unsupported_fields_are_refused_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="pair", messages=MESSAGES, reasoning_effort="high")
     assert caught.value.param == "reasoning_effort"

@@ -1,4 +1,4 @@
-"""The OpenAPI document is complete: every response is one that it names."""
+"""The OpenAPI document is complete: it contains every response."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GUARDED = replace(SETTINGS, api_key=KEY, limits=RequestLimits(request_seconds=0.
 
 @pytest.fixture(scope="module")
 def brief(llm: LLM) -> Iterator[Running]:
-    """Nobody may take long: what matters is what is said, not what is written."""
+    """A server with short timeouts: only the form of the answers matters, not the texts."""
     with running(llm, GUARDED) as found:
         yield found
 
@@ -46,7 +46,7 @@ class WithKey:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-def test_events_are_documented(brief: Running, path: str) -> None:
+def test_stream_events_match_the_document(brief: Running, path: str) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     own = {"/v1/completions": {"prompt": "Hello"}, "/v1/chat/completions": {"messages": messages}}
     body = {**own.get(path, {"input": "Hello"}), "stream": True}
@@ -100,8 +100,8 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     ],
     ids=str,
 )
-def test_the_document_says_what_is_needed(brief: Running, body: dict[str, Any]) -> None:
-    """Each route takes what fits its document, and nothing else."""
+def test_exactly_the_documented_bodies_are_accepted(brief: Running, body: dict[str, Any]) -> None:
+    """Each route accepts what fits its document, and nothing else."""
     document = brief.app.openapi()
     for path, operations in document["paths"].items():
         if "post" in operations:
@@ -111,7 +111,7 @@ def test_the_document_says_what_is_needed(brief: Running, body: dict[str, Any]) 
             assert (answer.status_code != 400) == fits, (path, fits, answer.text)
 
 
-def test_every_error_has_the_one_form(brief: Running) -> None:
+def test_every_error_has_the_same_form(brief: Running) -> None:
     found = brief.get("/openapi.json", headers=AUTHORIZED).json()
     for path, operations in found["paths"].items():
         for operation in operations.values():

@@ -1,4 +1,4 @@
-"""What the log contains, and what it must not."""
+"""What the request log contains, and what it must not contain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = "key-of-keys"
 
 @contextmanager
 def logged() -> Iterator[list[dict[str, Any]]]:
-    """The lines that are written meanwhile, once they are all there."""
+    """Yields a list that gets the lines logged in the block, at its end."""
     stream, lines = io.StringIO(), []
     handler, loggers = JsonLinesHandler(stream), [logging.getLogger(name) for name in ("foredraft", "uvicorn")]
     levels = [one.level for one in loggers]
@@ -41,13 +41,13 @@ def logged() -> Iterator[list[dict[str, Any]]]:
 
 
 def lines_of(lines: list[dict[str, Any]], answers: list[httpx2.Response]) -> list[dict[str, Any]]:
-    """The line of each answered request. By its id: a line is written after its answer was sent, so the next one may overtake it."""
+    """The line of each answered request, by id: a line is written after its answer was sent, so lines may be in another order."""
     found = {line["request_id"]: line for line in lines if line["event"] == "request"}
     return [found[answer.headers["x-request-id"]] for answer in answers]
 
 
 def talk(llm: LLM, **settings: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A few requests, good and bad. Returns all lines, and the line of each request."""
+    """Send a few requests, good and bad. Returns all lines, and the line of each request."""
     answers = []
     headers = {"authorization": f"Bearer {KEY}"}
     with logged() as lines, running(llm, replace(SETTINGS, api_key=KEY, **settings)) as server:
@@ -73,7 +73,7 @@ def _break(llm: LLM) -> None:
     llm.frontend.prepare = fail  # type: ignore[method-assign]
 
 
-def test_neither_prompts_nor_keys_are_in_it(llm: LLM) -> None:
+def test_neither_prompts_nor_keys_are_logged(llm: LLM) -> None:
     lines, requests = talk(llm)
     assert SECRET not in json.dumps(lines)
     assert KEY not in json.dumps(lines)
@@ -102,7 +102,7 @@ def test_a_clients_request_id_is_kept(llm: LLM, given: str) -> None:
     assert [line["request_id"] for line in lines if line["event"] == "request"].count(given) == 2
 
 
-def test_an_id_that_does_not_belong_into_a_log_is_replaced(llm: LLM) -> None:
+def test_an_unsuitable_request_id_is_replaced(llm: LLM) -> None:
     answers = []
     with logged() as lines, running(llm, SETTINGS) as server:
         for given in ("", "x" * 129, "two words", 'quo"te', "b\u00fc", "a\tb", "{}"):
@@ -113,14 +113,14 @@ def test_an_id_that_does_not_belong_into_a_log_is_replaced(llm: LLM) -> None:
     assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
 
 
-def test_prompts_are_there_when_asked_for(llm: LLM) -> None:
+def test_prompts_are_logged_with_log_prompts(llm: LLM) -> None:
     lines, requests = talk(llm, log_prompts=True)
     assert requests[0]["prompts"] == [SECRET]
     assert len(requests[0]["texts"]) == 1
     assert KEY not in json.dumps(lines)
 
 
-def test_a_log_that_nobody_reads_is_no_error() -> None:
+def test_a_broken_log_stream_is_no_error() -> None:
     attempts = []
 
     class Broken(io.StringIO):
@@ -134,7 +134,7 @@ def test_a_log_that_nobody_reads_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("message", ["one\ntwo", 'quo"te', "\x00"])
-def test_a_record_is_one_line(message: str) -> None:
+def test_a_log_record_is_one_line(message: str) -> None:
     stream = io.StringIO()
     JsonLinesHandler(stream).emit(logging.LogRecord("x", logging.INFO, "x", 1, message, None, None))
     (line,) = stream.getvalue().splitlines()

@@ -1,4 +1,4 @@
-"""The Responses API with the official client."""
+"""The Responses API, used through the official client."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def body(**fields: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"input": QUESTION, **fields})
 
 
-def test_a_response_is_the_chats_text(client: openai.OpenAI, llm: LLM) -> None:
+def test_a_response_has_the_text_of_the_chat(client: openai.OpenAI, llm: LLM) -> None:
     found = client.responses.create(**asked(instructions="Be kind.", metadata={"a": "b"}))
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": QUESTION}]
     ids = llm.chat_prompt(messages, chat_template=TEMPLATE)
@@ -72,18 +72,18 @@ def test_a_response_is_the_chats_text(client: openai.OpenAI, llm: LLM) -> None:
     assert found.usage.total_tokens == len(ids) + 12
 
 
-def test_a_text_that_ends_is_completed(client: openai.OpenAI) -> None:
+def test_a_response_to_a_finished_text_is_completed(client: openai.OpenAI) -> None:
     found = client.responses.create(**asked(extra_body={"guided_choice": ["Well."]}))
     assert (found.status, found.output_text, found.incomplete_details) == ("completed", "Well.", None)
     assert found.output[0].status == "completed"  # type: ignore[union-attr]
 
 
 def without_ids(response: Any) -> Any:
-    """What two answers to one request share."""
+    """A response without what differs between two answers to the same request."""
     found = response.model_dump()
     for name in ("id", "created_at", "completed_at"):
         del found[name]
-    found["usage"]["input_tokens_details"] = None  # what was read for the first one need not be read again
+    found["usage"]["input_tokens_details"] = None  # the second one finds its prompt in the cache
     for item in found["output"]:
         item.pop("id"), item.pop("call_id", None)
     return found
@@ -104,7 +104,7 @@ def without_ids(response: Any) -> Any:
     ],
     ids=lambda one: str(one)[:60],
 )
-def test_events_make_the_whole(client: openai.OpenAI, settings: dict[str, Any]) -> None:
+def test_events_join_to_the_whole_response(client: openai.OpenAI, settings: dict[str, Any]) -> None:
     whole = client.responses.create(**asked(**settings))
     events: list[Any] = list(client.responses.create(**asked(**settings), stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -118,7 +118,7 @@ def test_events_make_the_whole(client: openai.OpenAI, settings: dict[str, Any]) 
 
 
 def check_items(events: list[Any], output: list[Any]) -> None:
-    """Each item is added, grows, and is done, one after the other."""
+    """Assert that each item is added, grows, and is done, one after the other."""
     for index, item in enumerate(output):
         own = [event for event in events if event.output_index == index]
         assert own == events[: len(own)]
@@ -145,7 +145,7 @@ def check_items(events: list[Any], output: list[Any]) -> None:
     assert events == []
 
 
-def test_the_clients_stream_helper(client: openai.OpenAI) -> None:
+def test_the_clients_stream_helper_works(client: openai.OpenAI) -> None:
     with client.responses.stream(**asked(extra_body={"guided_choice": ["Well."]})) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         assert stream.get_final_response().output_text == text == "Well."
@@ -156,7 +156,7 @@ class Animal(BaseModel):
     num_legs: Literal[2, 4]
 
 
-def test_a_schema(client: openai.OpenAI) -> None:
+def test_a_response_may_follow_a_schema(client: openai.OpenAI) -> None:
     found = client.responses.parse(**asked(max_output_tokens=100, temperature=1.0), text_format=Animal)
     assert isinstance(found.output_parsed, Animal)
     assert found.text is not None
@@ -166,8 +166,8 @@ def test_a_schema(client: openai.OpenAI) -> None:
     assert some.output_text.lstrip().startswith("{")
 
 
-def test_a_conversation_with_a_tool(client: openai.OpenAI) -> None:
-    """Items of the answer go back as they came, with what the tool answered."""
+def test_a_conversation_with_a_tool_works(client: openai.OpenAI) -> None:
+    """Items of the response are sent back unchanged, with the tool's result."""
     items: list[Any] = [{"role": "user", "content": "How is the weather?"}]
     settings = asked(tools=[TOOL], max_output_tokens=100, extra_body={"guided_choice": [f"I look.\n{HERMES}"]})
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_a_conversation_with_a_tool(client: openai.OpenAI) -> None:
         items.append({"type": "function_call_output", "call_id": call.call_id, "output": "3 degrees"})  # type: ignore[union-attr]
 
 
-def test_items_as_templates_want_them() -> None:
+def test_items_become_template_messages() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'}
     found = body(
         instructions="Be kind.",
@@ -236,7 +236,7 @@ def test_items_as_templates_want_them() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_what_is_refused_is_named(hermes: Running, fields: dict[str, Any], param: str | None, words: str) -> None:
+def test_refusals_name_the_field(hermes: Running, fields: dict[str, Any], param: str | None, words: str) -> None:
     answer = hermes.post("/v1/responses", {"input": QUESTION, **fields})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -244,7 +244,7 @@ def test_what_is_refused_is_named(hermes: Running, fields: dict[str, Any], param
     assert words in error["message"]
 
 
-def test_an_unknown_field_is_said(hermes: Running) -> None:
+def test_an_unknown_field_is_reported(hermes: Running) -> None:
     found = hermes.post("/v1/responses", {**asked(), "typo": 1, "tools": [{**TOOL, "strict": True}]})
     assert found.headers["X-Foredraft-Ignored"] == "typo, tools[0].strict"
 
@@ -255,7 +255,7 @@ def test_every_field_that_openai_documents_is_known() -> None:
     assert set(documented) - {"stream"} <= known
 
 
-def test_a_stream_that_fails_says_so(llm: LLM) -> None:
+def test_a_failed_stream_reports_its_error(llm: LLM) -> None:
     with running(llm, replace(SETTINGS, limits=RequestLimits(request_seconds=0.2))) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         settings = asked(max_output_tokens=900, extra_body={"ignore_eos": True, "speculative_tokens": 0})
@@ -275,7 +275,7 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(sorted(ResponsesRequest.model_fields)), JSON)
-def test_a_value_that_is_accepted_is_kept(name: str, value: Any) -> None:
+def test_accepted_values_are_kept(name: str, value: Any) -> None:
     request = accepted(ResponsesRequest, {"input": QUESTION, name: value}, name)
     if request is not None:
         messages = request.template_messages()
@@ -289,7 +289,7 @@ def test_a_value_that_is_accepted_is_kept(name: str, value: Any) -> None:
 
 
 def member_names(value: Any, place: str) -> Iterator[str]:
-    """The place of every member of a value."""
+    """The path of every member of a value."""
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, member in members:
         inner = f"{place}[{key}]" if isinstance(value, list) else f"{place}.{key}"

@@ -23,7 +23,7 @@ STORY = "Once upon a time, there was a little"
 
 
 class Streaming(threading.Thread):
-    """A client that reads a long text."""
+    """A client that streams a long text."""
 
     def __init__(self, url: str, **settings: Any) -> None:
         super().__init__(daemon=True)
@@ -57,7 +57,7 @@ def test_the_first_signal_drains(llm: LLM) -> None:
         kept = httpx2.Client(base_url=server.url)
         server.server.end()
         wait_for(lambda: server.service.is_draining)
-        with suppress(httpx2.TransportError):  # soon nobody listens any more
+        with suppress(httpx2.TransportError):  # the port is closed soon
             assert httpx2.get(f"{server.url}/ready").status_code == 503
         client.join(60)
         assert client.error is None
@@ -83,7 +83,7 @@ def test_the_second_signal_stops(llm: LLM) -> None:
     assert llm.engine.pool.used == llm.engine.pool.bytes_retained
 
 
-def test_new_requests_are_turned_away_while_it_drains(llm: LLM) -> None:
+def test_new_requests_are_refused_while_draining(llm: LLM) -> None:
     with running(llm) as server:
         server.service.drain()
         for answer in (server.get("/ready"), server.post("/v1/completions", {"prompt": STORY})):
@@ -92,7 +92,7 @@ def test_new_requests_are_turned_away_while_it_drains(llm: LLM) -> None:
         assert server.get("/health").status_code == 200
 
 
-def test_an_engine_that_is_gone_is_not_healthy(llm: LLM) -> None:
+def test_without_its_engine_a_server_is_not_healthy(llm: LLM) -> None:
     with running(llm) as server:
         server.service.engine.shutdown()
         assert server.get("/health").status_code == 503
@@ -102,7 +102,7 @@ def test_an_engine_that_is_gone_is_not_healthy(llm: LLM) -> None:
 
 @contextmanager
 def served(*args: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The command itself; its process, and the line in which it says where it listens."""
+    """Run the command. Yields its process and the log line that says where it listens."""
     process = subprocess.Popen(
         [
             sys.executable,

@@ -26,7 +26,7 @@ def client(server: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-def test_the_client_parses_what_it_asked_for(client: openai.OpenAI) -> None:
+def test_the_client_parses_a_structured_answer(client: openai.OpenAI) -> None:
     answer = client.chat.completions.parse(
         model="pair", messages=MESSAGES, response_format=Animal, max_completion_tokens=100, temperature=1.0, seed=3
     )
@@ -34,7 +34,7 @@ def test_the_client_parses_what_it_asked_for(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_stream_makes_the_same_object(client: openai.OpenAI) -> None:
+def test_a_stream_gives_the_same_object(client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {"model": "pair", "messages": MESSAGES, "temperature": 1.0, "seed": 3, "max_tokens": 100}
     whole = client.chat.completions.parse(**settings, response_format=Animal)
     with client.chat.completions.stream(**settings, response_format=Animal) as stream:
@@ -43,7 +43,7 @@ def test_a_stream_makes_the_same_object(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("gamma", [1, 4, "auto"])
-def test_drafts_change_nothing(client: openai.OpenAI, gamma: Any) -> None:
+def test_drafts_do_not_change_structured_text(client: openai.OpenAI, gamma: Any) -> None:
     def text(**extra: Any) -> str:
         answer = client.completions.create(
             model="pair",
@@ -68,14 +68,14 @@ def test_drafts_change_nothing(client: openai.OpenAI, gamma: Any) -> None:
         ("structured_outputs", {"regex": "[0-9]{2}"}, "[0-9]{2}"),
     ],
 )
-def test_vllms_fields(client: openai.OpenAI, field: str, asked: Any, pattern: str) -> None:
+def test_vllms_fields_are_honoured(client: openai.OpenAI, field: str, asked: Any, pattern: str) -> None:
     answer = client.completions.create(
         model="pair", prompt="Once upon", max_tokens=40, temperature=1.0, extra_body={field: asked}
     )
     assert re.fullmatch(pattern, answer.choices[0].text)
 
 
-def test_any_object(client: openai.OpenAI) -> None:
+def test_json_object_gives_any_object(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="pair", messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=400, temperature=0
     )
@@ -99,10 +99,10 @@ def test_any_object(client: openai.OpenAI) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_no_text_can_be_is_refused_by_its_field(server: Running, field: str, asked: Any) -> None:
+def test_an_impossible_format_is_refused_by_field(server: Running, field: str, asked: Any) -> None:
     answer = server.post(
         "/v1/completions", {"prompt": "Once", "temperature": 0, field: asked}
-    )  # a drawn one may end before it is refused
+    )  # a sampled text may end before it is refused
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == field
     assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 2}).status_code == 200

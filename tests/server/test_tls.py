@@ -1,4 +1,4 @@
-"""HTTPS, with certificates that are made here."""
+"""HTTPS, with certificates made for the test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAKE = [
 
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed certificate and its key."""
+    """Make a self-signed certificate and its key."""
     certfile, keyfile = folder / f"{name}.crt", folder / f"{name}.key"
     subprocess.run(
         [*_MAKE, "-subj", f"/CN={name}", "-keyout", keyfile, "-out", certfile],
@@ -66,7 +66,7 @@ def test_the_openai_client_speaks_https(secure: Running, files: dict[str, tuple[
     assert text == whole.choices[0].text
 
 
-def test_who_does_not_know_the_certificate_does_not_speak_to_it(secure: Running) -> None:
+def test_a_client_that_does_not_trust_the_certificate_refuses(secure: Running) -> None:
     with pytest.raises(httpx2.ConnectError, match=r"(?i)certificate"):
         httpx2.get(secure.url + "/health")
 
@@ -76,7 +76,7 @@ def test_plain_http_is_not_answered(secure: Running) -> None:
         httpx2.get(secure.url.replace("https", "http") + "/health")
 
 
-def test_only_clients_with_a_signed_certificate(llm: LLM, files: dict[str, tuple[Path, Path]]) -> None:
+def test_only_clients_with_a_trusted_certificate_are_accepted(llm: LLM, files: dict[str, tuple[Path, Path]]) -> None:
     tls = TlsFiles(*files["server"], ca_certs=files["friend"][0])
     with running(llm, tls=tls) as server:
         for name, may in (("friend", True), ("stranger", False), (None, False)):
@@ -90,7 +90,7 @@ def test_only_clients_with_a_signed_certificate(llm: LLM, files: dict[str, tuple
                     httpx2.get(server.url + "/health", verify=context)
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path: Path, files: dict[str, tuple[Path, Path]]) -> None:
+def test_unusable_files_are_named(tmp_path: Path, files: dict[str, tuple[Path, Path]]) -> None:
     certfile, keyfile = files["server"]
     encrypted = tmp_path / "encrypted.key"
     subprocess.run(

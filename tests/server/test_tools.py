@@ -1,4 +1,4 @@
-"""Tool calls with the official client. What the model writes is forced: a choice of one text stands for a model that calls."""
+"""Tool calls with the official client. The model's text is forced, by a structured output with one choice."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def asked(**settings: Any) -> dict[str, Any]:
 
 
 def writing(text: str, **settings: Any) -> dict[str, Any]:
-    """A request to which the model answers this."""
+    """A request to which the model writes this text."""
     return asked(extra_body={"guided_choice": [text]}, **settings)
 
 
 def streamed(client: openai.OpenAI, settings: dict[str, Any]) -> tuple[str, list[tuple[str, str]], str | None]:
-    """Content, calls and the reason for the end, put together as clients do; the deltas have OpenAI's form."""
+    """The content, calls and finish reason of a stream, joined as clients do; asserts that the deltas have OpenAI's form."""
     content, calls, ids, reason = "", [], set(), None
     for chunk in client.chat.completions.create(**settings, stream=True):
         (choice,) = chunk.choices
@@ -105,33 +105,33 @@ def whole(client: openai.OpenAI, settings: dict[str, Any]) -> tuple[str | None, 
         ("No call.", "No call.", []),
     ],
 )
-def test_calls_of_the_models_own_accord(client: openai.OpenAI, text: str, content: str | None, calls: Any) -> None:
+def test_optional_calls_are_parsed(client: openai.OpenAI, text: str, content: str | None, calls: Any) -> None:
     reason = "tool_calls" if calls else "stop"
     assert whole(client, writing(text)) == (content, calls, reason)
     assert streamed(client, writing(text)) == (content or "", calls, reason)
 
 
-def test_llamas_form(llama: openai.OpenAI) -> None:
+def test_calls_in_llamas_form_are_parsed(llama: openai.OpenAI) -> None:
     expected = [("weather", '{"city": "Köln"}')]
     assert whole(llama, writing(LLAMA)) == (None, expected, "tool_calls")
     assert streamed(llama, writing(LLAMA)) == ("", expected, "tool_calls")
     assert whole(llama, writing(HERMES)) == (HERMES, [], "stop")
 
 
-def test_where_no_calls_are_looked_for(client: openai.OpenAI, server: Running) -> None:
-    """Without tools, with none, and on a server whose template shows no form."""
+def test_calls_are_not_parsed_without_tools_or_a_parser(client: openai.OpenAI, server: Running) -> None:
+    """Without tools, with tool_choice "none", and on a server whose template has no known form of calls."""
     assert whole(client, {**writing(HERMES), "tools": []}) == (HERMES, [], "stop")
     assert whole(client, writing(HERMES, tool_choice="none")) == (HERMES, [], "stop")
     other = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     assert whole(other, writing(HERMES)) == (HERMES, [], "stop")
 
 
-def test_one_call_where_only_one_may_be(client: openai.OpenAI) -> None:
+def test_without_parallel_calls_only_one_is_parsed(client: openai.OpenAI) -> None:
     content, calls, _ = whole(client, writing(f"{HERMES}\n{HERMES}", parallel_tool_calls=False))
     assert (content, len(calls)) == (HERMES, 1)
 
 
-def test_what_max_tokens_cuts_stays_text(client: openai.OpenAI) -> None:
+def test_a_call_cut_by_max_tokens_is_content(client: openai.OpenAI) -> None:
     content, calls, reason = whole(client, writing(HERMES, max_completion_tokens=6, max_tokens=6))
     assert content is not None
     assert HERMES.startswith(content)
@@ -139,7 +139,7 @@ def test_what_max_tokens_cuts_stays_text(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
-def test_calls_that_are_asked_for(client: openai.OpenAI, choice: Any) -> None:
+def test_required_and_named_calls_are_written(client: openai.OpenAI, choice: Any) -> None:
     settings = asked(tool_choice=choice, parallel_tool_calls=False, temperature=1.0, seed=5)
     content, calls, reason = whole(client, settings)
     assert (content, reason) == (None, "tool_calls")
@@ -148,11 +148,11 @@ def test_calls_that_are_asked_for(client: openai.OpenAI, choice: Any) -> None:
     assert name in ("weather", "ping")
     assert found.keys() == ({"city", "unit"} if name == "weather" else set())
     assert streamed(client, settings) == ("", calls, reason)
-    for gamma in (0, 4):  # drafts are held to the form too, and change nothing
+    for gamma in (0, 4):  # drafts are constrained too, and change nothing
         assert whole(client, {**settings, "extra_body": {"speculative_tokens": gamma}}) == (content, calls, reason)
 
 
-def test_several_texts_have_calls_of_their_own(client: openai.OpenAI) -> None:
+def test_several_texts_have_their_own_calls(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         **asked(tool_choice="required", n=3, temperature=1.0, seed=1, max_tokens=400)
     )
@@ -162,7 +162,7 @@ def test_several_texts_have_calls_of_their_own(client: openai.OpenAI) -> None:
             assert call.function.name in ("weather", "ping")
 
 
-def test_a_call_that_is_cut_ends_there(client: openai.OpenAI) -> None:
+def test_a_named_call_cut_by_max_tokens_has_partial_arguments(client: openai.OpenAI) -> None:
     settings = asked(tool_choice={"type": "function", "function": {"name": "weather"}}, max_tokens=3)
     content, ((name, arguments),), reason = whole(client, settings)
     assert (content, name, reason) == (None, "weather", "length")
@@ -170,8 +170,8 @@ def test_a_call_that_is_cut_ends_there(client: openai.OpenAI) -> None:
     assert streamed(client, settings) == ("", [(name, arguments)], reason)
 
 
-def test_a_conversation_with_calls(client: openai.OpenAI) -> None:
-    """The client's own dumps go back, with what the tool answered."""
+def test_a_conversation_with_calls_works(client: openai.OpenAI) -> None:
+    """The client's own dumps are sent back, with the tool's result."""
     messages = list(MESSAGES)
     for _ in range(3):
         message = (
@@ -189,8 +189,8 @@ class City(BaseModel):
     city: str
 
 
-def test_the_clients_helpers(client: openai.OpenAI) -> None:
-    """Its tools of pydantic models are strict, which no free call can be held to: the headers say so, and the call is parsed."""
+def test_the_clients_helpers_work(client: openai.OpenAI) -> None:
+    """Its tools from pydantic models are strict, which optional calls cannot guarantee: the headers say so, and calls are parsed."""
     tool: Any = openai.pydantic_function_tool(City, name="weather")
     settings = {**writing(HERMES), "tools": [tool]}
     raw = client.chat.completions.with_raw_response.create(**settings)
@@ -211,10 +211,10 @@ def test_the_clients_helpers(client: openai.OpenAI) -> None:
         ("llama3_json", "plain", "llama3_json"),
     ],
 )
-def test_which_form_it_is(llm: LLM, given: str, template: str, expected: str | None) -> None:
+def test_the_form_of_calls_is_detected_or_given(llm: LLM, given: str, template: str, expected: str | None) -> None:
     assert detect_tool_call_parser(ServerSettings(chat_template=template, tool_call_parser=given), llm) == expected
 
 
-def test_a_form_that_is_not_known() -> None:
+def test_an_unknown_form_of_calls_is_refused() -> None:
     with pytest.raises(ForedraftError, match="hermes"):
         ServerSettings(tool_call_parser="xml")

@@ -1,4 +1,4 @@
-"""Undocumented fields that clients send: parts of earlier responses, nulls, and fields of other servers."""
+"""Undocumented fields that clients send: parts of earlier answers, nulls, and fields of other servers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def chat(server: Running, messages: list[Any], **fields: Any) -> Any:
     return server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 4, "temperature": 0, **fields})
 
 
-def test_a_conversation_of_dumps(client: openai.OpenAI) -> None:
-    """As people write it: each answer goes back as the client's own model_dump."""
+def test_a_conversation_with_model_dumps_works(client: openai.OpenAI) -> None:
+    """Each answer is sent back as the client's own model_dump, as users do."""
     messages: list[Any] = [USER]
     for _ in range(4):
         raw = client.chat.completions.with_raw_response.create(
@@ -90,8 +90,8 @@ REFUSAL = {"role": "assistant", "content": None, "refusal": "I would rather not.
     [LITELLM, LITELLM_CALL, LANGCHAIN, LANGCHAIN_CALL, PARSED, REFUSAL],
     ids=lambda one: "+".join(one)[-40:],
 )
-def test_what_clients_keep_of_an_answer(server: Running, strict: Running, answer: dict[str, Any]) -> None:
-    """It is taken, strict or not, and changes nothing."""
+def test_fields_of_earlier_answers_are_accepted(server: Running, strict: Running, answer: dict[str, Any]) -> None:
+    """In strict mode too; they change nothing."""
     history = [USER, answer, {"role": "tool", "content": "2", "tool_call_id": "call_1"}]
     kept = {name: value for name, value in answer.items() if name in ("role", "content", "tool_calls", "refusal")}
     bare = [USER, {name: value for name, value in kept.items() if value}, history[-1]]
@@ -102,14 +102,14 @@ def test_what_clients_keep_of_an_answer(server: Running, strict: Running, answer
         assert found.json()["prompt_token_ids"] == chat(one, bare, return_token_ids=True).json()["prompt_token_ids"]
 
 
-def test_a_refusal_stands_where_there_is_no_content(server: Running) -> None:
+def test_a_refusal_replaces_missing_content(server: Running) -> None:
     said = {"role": "assistant", "content": "I would rather not."}
     texts = [chat(server, [USER, one], return_token_ids=True).json()["prompt_token_ids"] for one in (REFUSAL, said)]
     assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_unknown_field_is_said_in_the_headers(server: Running, stream: bool) -> None:
+def test_unknown_fields_are_reported_in_a_header(server: Running, stream: bool) -> None:
     user = {**USER, "mood": 1, "reasoning_content": "x", "cache_control": None}
     found = chat(server, [user], nonsense={"a": 1}, other=None, stream=stream)
     assert found.status_code == 200, found.text
@@ -117,7 +117,7 @@ def test_an_unknown_field_is_said_in_the_headers(server: Running, stream: bool) 
     assert found.headers["x-request-id"]
 
 
-def test_and_in_the_log(server: Running) -> None:
+def test_unknown_fields_are_logged(server: Running) -> None:
     stream = io.StringIO()
     handler, logger = JsonLinesHandler(stream), logging.getLogger("foredraft")
     level = logger.level
@@ -138,7 +138,7 @@ def test_and_in_the_log(server: Running) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-def test_names_do_no_harm_in_a_header(server: Running, path: str) -> None:
+def test_field_names_are_escaped_in_the_header(server: Running, path: str) -> None:
     names = {"a\r\nSet-Cookie: x": 1, "ü, b": 1, "x" * 500: 1}
     raw = json.dumps({"prompt": "Once", **names}).encode()
     found = post_raw(server, path, raw)
@@ -148,14 +148,14 @@ def test_names_do_no_harm_in_a_header(server: Running, path: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "shown"), [("", '""'), (" ", "%20"), ("\t", "%09"), ("a ", "a%20")])
-def test_a_name_of_blanks_is_no_blank_in_a_header(server: Running, name: str, shown: str) -> None:
-    """A header that ends with a blank is no header."""
+def test_blanks_in_a_field_name_are_escaped_in_the_header(server: Running, name: str, shown: str) -> None:
+    """A header must not end with a blank."""
     found = post_raw(server, "/v1/completions", json.dumps({"prompt": "Once", "x": 1, name: 1}).encode())
     assert found.status_code == 200, found.text
     assert found.headers[HEADER] == f"x, {shown}"
 
 
-def test_many_names_are_cut(server: Running) -> None:
+def test_the_number_of_reported_names_is_limited(server: Running) -> None:
     raw = json.dumps({"prompt": "Once", **{f"f{i}": 1 for i in range(50_000)}}).encode()
     found = post_raw(server, "/v1/completions", raw)
     assert found.status_code == 200
@@ -176,7 +176,7 @@ def post_raw(server: Running, path: str, raw: bytes) -> Any:
         ("/detokenize", {"tokens": [1], "nonsense": 1}, "nonsense"),
     ],
 )
-def test_strict_refuses_by_name(strict: Running, path: str, body: Any, name: str) -> None:
+def test_strict_mode_refuses_unknown_fields_by_name(strict: Running, path: str, body: Any, name: str) -> None:
     found = strict.post(path, body)
     assert found.status_code == 400
     assert found.json()["error"]["param"] == name
@@ -197,7 +197,7 @@ def test_strict_refuses_by_name(strict: Running, path: str, body: Any, name: str
         ("cache_salt", None, "x"),
     ],
 )
-def test_what_would_change_the_text_is_refused_unless_it_asks_for_nothing(
+def test_unsupported_fields_that_affect_the_text_are_refused_unless_neutral(
     server: Running, strict: Running, field: str, neutral: Any, asking: Any
 ) -> None:
     for one in (server, strict):
@@ -209,7 +209,7 @@ def test_what_would_change_the_text_is_refused_unless_it_asks_for_nothing(
         assert refused.json()["error"]["param"] == field
 
 
-def test_the_document_says_what_is_taken(server: Running, strict: Running) -> None:
+def test_the_document_says_whether_unknown_fields_are_accepted(server: Running, strict: Running) -> None:
     for one, expected in ((server, True), (strict, False)):
         schemas = one.get("/openapi.json").json()["components"]["schemas"]
         for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest", "DetokenizeRequest", "Message", "Tool"):

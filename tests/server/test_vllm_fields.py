@@ -23,14 +23,14 @@ def client(server: Running) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def alone() -> LLM:
-    """Beside the server's: an engine belongs to one thread."""
+    """An engine beside the server's, which belongs to the server's thread."""
     return LLM(seed=0)
 
 
 # --- max_tokens 0 -------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_is_scored_without_writing(client: openai.OpenAI, alone: LLM) -> None:
+def test_a_prompt_can_be_scored_without_generating(client: openai.OpenAI, alone: LLM) -> None:
     scored = client.completions.create(model="pair", prompt=PROMPT, max_tokens=0, echo=True, logprobs=2)
     (choice,) = scored.choices
     assert (choice.text, choice.finish_reason) == (PROMPT, "length")
@@ -49,7 +49,7 @@ def test_a_prompt_is_scored_without_writing(client: openai.OpenAI, alone: LLM) -
     assert choice.logprobs.token_logprobs[1:] == pytest.approx(own)  # type: ignore[index]
 
 
-def test_several_prompts_and_streams_and_ids_are_scored_too(client: openai.OpenAI, server: Running) -> None:
+def test_several_prompts_streams_and_ids_can_be_scored_too(client: openai.OpenAI, server: Running) -> None:
     answer = client.completions.create(model="pair", prompt=[PROMPT, "Another one"], max_tokens=0, echo=True)
     assert [choice.text for choice in answer.choices] == [PROMPT, "Another one"]
     stream = client.completions.create(model="pair", prompt=PROMPT, max_tokens=0, echo=True, stream=True)
@@ -63,7 +63,7 @@ def test_several_prompts_and_streams_and_ids_are_scored_too(client: openai.OpenA
     assert found["metrics"]["time_to_first_token"] is None
 
 
-def test_nothing_to_write_and_nothing_to_tell_is_refused(client: openai.OpenAI) -> None:
+def test_max_tokens_0_without_anything_to_return_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="max_tokens 0 generates nothing"):
         client.completions.create(model="pair", prompt=PROMPT, max_tokens=0)
 
@@ -109,7 +109,7 @@ def test_usage_grows_with_the_chunks_of_chats(client: openai.OpenAI) -> None:
 # --- allowed_token_ids --------------------------------------------------------------------------------------------
 
 
-def test_only_allowed_ids_come(client: openai.OpenAI) -> None:
+def test_only_allowed_ids_are_written(client: openai.OpenAI) -> None:
     allowed = list(range(300, 340))
     for settings in ({"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 1}):
         answer = client.completions.create(
@@ -139,7 +139,7 @@ def test_bad_allowed_ids_are_refused_by_name(client: openai.OpenAI, ids: list[in
 TALK: Any = [{"role": "user", "content": "Say it"}, {"role": "assistant", "content": "Once upon a time"}]
 
 
-def test_the_last_message_is_gone_on_with(client: openai.OpenAI, server: Running, alone: LLM) -> None:
+def test_the_final_message_can_be_continued(client: openai.OpenAI, server: Running, alone: LLM) -> None:
     body = {"messages": TALK, "continue_final_message": True}
     ids = server.post("/tokenize", body).json()["tokens"]
     assert server.post("/detokenize", {"tokens": ids}).json()["prompt"].endswith("assistant: Once upon a time")
@@ -163,7 +163,7 @@ def test_the_last_message_is_gone_on_with(client: openai.OpenAI, server: Running
         (TALK, {"chat_template_kwargs": {"continue_final_message": True}}, "must not contain"),
     ],
 )
-def test_a_continuation_that_cannot_be_is_refused(client: openai.OpenAI, messages: Any, more: Any, words: str) -> None:
+def test_an_impossible_continuation_is_refused(client: openai.OpenAI, messages: Any, more: Any, words: str) -> None:
     with pytest.raises(openai.BadRequestError, match=words):
         client.chat.completions.create(
             model="pair", messages=messages, extra_body={"continue_final_message": True, **more}
@@ -176,7 +176,7 @@ def trusting(alone: LLM) -> Iterator[Running]:
         yield found
 
 
-def test_a_template_of_the_request_is_refused(client: openai.OpenAI, server: Running) -> None:
+def test_a_chat_template_in_a_request_is_refused(client: openai.OpenAI, server: Running) -> None:
     with pytest.raises(openai.BadRequestError, match="--trust-request-chat-template") as caught:
         client.chat.completions.create(model="pair", messages=TALK, extra_body={"chat_template": "x"})
     assert caught.value.param == "chat_template"
@@ -185,7 +185,7 @@ def test_a_template_of_the_request_is_refused(client: openai.OpenAI, server: Run
     assert server.post("/v1/chat/completions", hidden).status_code == 400
 
 
-def test_a_trusted_template_of_the_request_is_used(trusting: Running) -> None:
+def test_a_chat_template_in_a_request_is_used_if_trusted(trusting: Running) -> None:
     template = "{{ messages[0].content }}!"
     ids = trusting.post("/tokenize", {"messages": TALK, "chat_template": template}).json()["tokens"]
     assert trusting.post("/detokenize", {"tokens": ids}).json()["prompt"].endswith("Say it!")
@@ -196,7 +196,7 @@ def test_a_trusted_template_of_the_request_is_used(trusting: Running) -> None:
     assert trusting.post("/v1/chat/completions", {**body, "chat_template": template}).status_code == 200
 
 
-def test_the_document_has_the_new_fields(server: Running) -> None:
+def test_the_document_has_vllms_fields(server: Running) -> None:
     schemas = server.get("/openapi.json").json()["components"]["schemas"]
     fields = schemas["ChatRequest"]["properties"]
     assert {"allowed_token_ids", "priority", "continue_final_message", "chat_template"} <= fields.keys()

@@ -1,4 +1,4 @@
-"""The contract of drafters kills broken ones, and each message says what was wrong."""
+"""The contract of drafters detects broken ones, and each message says what is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foredraft.testing.statistics import FALSE_ALARM
 
 
 class Copies:
-    """Proposes the last token again. Right as it is; each broken one changes a method."""
+    """A correct drafter, which proposes the last token again; each broken drafter changes one of its methods."""
 
     def __init__(self) -> None:
         self.held: dict[int, int] = {}
@@ -33,7 +33,7 @@ class Copies:
 
 
 class Samples(Copies):
-    """Draws from a law by the last token. warp: what is done to a draw, or to the law that is named."""
+    """Draws from a distribution that depends on the last token. Broken drafters change the drawn or the named distribution."""
 
     sharpness, share_kept, is_named = 1.0, 0.0, True
 
@@ -150,19 +150,19 @@ BROKEN: dict[str, tuple[Callable[[int], Any], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda v: Copies(), Samples], ids=["certain", "sampled"])
-def test_a_sound_drafter_passes(make: Callable[[int], Drafter]) -> None:
+def test_a_correct_drafter_passes(make: Callable[[int], Drafter]) -> None:
     check_drafter(make)
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_one_is_named_for_what_is_wrong(name: str) -> None:
+def test_a_broken_drafter_is_named_with_what_is_wrong(name: str) -> None:
     make, message = BROKEN[name]
     with pytest.raises(AssertionError, match=message) as caught:
         check_drafter(make, invisible=False)
     assert str(caught.value).startswith(("Broken breaks its contract in",))
 
 
-def test_a_law_that_is_none_is_named() -> None:
+def test_probabilities_that_do_not_sum_to_1_are_named() -> None:
     def halved(self: Any, requests: list[DraftRequest]) -> Proposal:
         found = Samples.propose(self, requests)
         return Proposal(found.ids, found.lens, found.prob_rows, None if found.probs is None else found.probs / 2)
@@ -171,8 +171,8 @@ def test_a_law_that_is_none_is_named() -> None:
         check_drafter(lambda v: broken(Samples, propose=halved)(v), invisible=False)
 
 
-def test_who_changes_the_text_is_seen() -> None:
-    """In place and unseen by the small requests: only a text shows it."""
+def test_a_drafter_that_changes_the_text_is_detected() -> None:
+    """It changes the sampler in place, but not in the small requests of other checks: only a text reveals it."""
 
     def meddles(self: Any, request: DraftRequest) -> list[int]:
         if len(request.tokens) > 60 or request.sampler.prompt_len > 3:
@@ -183,7 +183,7 @@ def test_who_changes_the_text_is_seen() -> None:
         check_drafter(lambda v: broken(row=meddles)())
 
 
-def test_who_subclasses_without_a_drafter_is_told() -> None:
+def test_a_contract_without_a_drafter_says_what_is_missing() -> None:
     with pytest.raises(NotImplementedError, match="return a new drafter"):
         DrafterContract().test_nobody_asks()
     assert FALSE_ALARM < 1e-5

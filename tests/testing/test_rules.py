@@ -1,4 +1,4 @@
-"""The contract of rules of verification: ours keep it, and broken ones are killed with what is wrong."""
+"""The contract of verification rules: ours keep it, and broken ones are detected with what is wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TestRules(RuleContract):
 
 
 def never_accepts(case: Case) -> OutcomeLaw:
-    """Lossless, if of no use: nothing stands, and the next token comes from p."""
+    """Lossless but useless: nothing is accepted, and the next token is drawn from p."""
     stop = torch.zeros_like(case.p[..., 0])
     stop[:, 0] = 1
     return OutcomeLaw(stop, torch.zeros_like(stop))
@@ -81,12 +81,12 @@ BROKEN: dict[str, tuple[Rule, str]] = {
 }
 
 
-def test_a_rule_of_ones_own_passes() -> None:
+def test_an_own_rule_passes() -> None:
     check_rule(never_accepts)
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_rule_is_named_for_what_is_wrong(name: str) -> None:
+def test_a_broken_rule_is_named_with_what_is_wrong(name: str) -> None:
     rule, message = BROKEN[name]
     with pytest.raises(AssertionError, match=message):
         check_rule(rule)

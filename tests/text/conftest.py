@@ -1,4 +1,4 @@
-"""Tokenizers by name, those of the shared models left out where there are none."""
+"""Tokenizers by name; those of the shared models are left out where the models are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations under a chat template, and what is refused of them."""
+"""Conversations with a chat template, and which are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEMPLATE = (
 )
 
 
-def test_a_chat_has_the_special_tokens_of_its_template_alone(shared: Path) -> None:
+def test_a_chat_only_has_the_special_tokens_of_its_template(shared: Path) -> None:
     tokenizer = build("target")
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     assert render_chat(tokenizer, chat, chat_template=TEMPLATE) == [0, *encode(tokenizer, "[user]hi[assistant]yes[ai]")]
@@ -47,7 +47,7 @@ def test_malformed_chats_are_refused_in_one_line(messages: Any, message: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_call_of_a_tool_needs_no_content() -> None:
+def test_a_tool_call_needs_no_content() -> None:
     chat = [{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
     assert render_chat(build("byte-level"), chat, chat_template="{{ messages[0].role }}")
 

@@ -1,4 +1,4 @@
-"""Text out of tokens: nothing is lost, broken or released too early."""
+"""Incremental detokenization: no text is lost, broken or released too early."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def pieces(tokenizer: PreTrainedTokenizerBase, prompt: list[int], output: list[i
 
 @examples(80)
 @given(data=st.data(), skip=st.booleans())
-def test_pieces_join_to_what_decoding_all_gives(name: str, data: st.DataObject, skip: bool) -> None:
+def test_pieces_join_to_the_text_of_all_tokens(name: str, data: st.DataObject, skip: bool) -> None:
     prompt, output = data.draw(ids_of(name, 30)), data.draw(ids_of(name))
     assert "".join(pieces(build(name), prompt, output, skip)) == expected_text(build(name), prompt, output, skip)
 
 
 @examples(200)
 @given(st.lists(st.sampled_from([*"ab .'", " n't", " 'm", " 've", " 're", " ' ", " 's"]), max_size=12).map("".join))
-def test_nothing_is_released_that_clean_up_takes_back(text: str) -> None:
+def test_text_that_clean_up_may_remove_is_not_released(text: str) -> None:
     tokenizer = build("characters, cleaned")
     output = encode(tokenizer, text)
     assert "".join(pieces(tokenizer, [], output, True)) == expected_text(tokenizer, [], output, True)
@@ -97,7 +97,7 @@ def test_a_character_begun_in_the_prompt_belongs_to_the_output() -> None:
 
 
 @pytest.mark.parametrize("which", ["byte-level", "byte-fallback"])
-def test_what_stays_incomplete_appears_at_the_end(which: str) -> None:
+def test_an_incomplete_character_is_released_at_the_end(which: str) -> None:
     tokenizer = build(which)
     start = encode(tokenizer, "a") + (
         byte_level_id(tokenizer, 0xC3)
@@ -115,7 +115,7 @@ def test_what_stays_incomplete_appears_at_the_end(which: str) -> None:
 def test_ids_past_the_vocabulary_have_no_text(name: str) -> None:
     tokenizer = build(name)
     if name == "slow bytes":
-        return  # decodes any id to something
+        return  # it decodes any id to some text
     output = encode(tokenizer, "cat")
     padded = [output[0], len(tokenizer) + 7, *output[1:], 2**31]
     assert "".join(pieces(tokenizer, [], padded, True)) == decode(tokenizer, output, True)
@@ -123,7 +123,7 @@ def test_ids_past_the_vocabulary_have_no_text(name: str) -> None:
 
 @pytest.mark.parametrize("which", ["byte-level", "byte-fallback", "metaspace", "characters, cleaned", "slow bytes"])
 @pytest.mark.parametrize("kind", ["bad bytes", "good bytes", "one token", "special", "special and text"])
-def test_cost_per_token_is_bounded_whatever_is_written(which: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_per_token_is_bounded_for_any_text(which: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = build(which)
     one = {
         "bad bytes": [byte_id(tokenizer, byte) for byte in (0xFF, 0x80, 0xF0, 0x9F)],
@@ -143,7 +143,7 @@ def test_cost_per_token_is_bounded_whatever_is_written(which: str, kind: str, mo
     monkeypatch.setattr(IncrementalDecoder, "_decode", counting)
     output = one * (3000 // len(one))
     pieces(tokenizer, [], output, True)
-    # ByT5 drops bad bytes in silence, so there the window may grow to its bound; everywhere else it stays short.
+    # ByT5 silently drops bad bytes, so there the window may grow to its bound; otherwise it stays short.
     assert num_decoded / len(output) < (300 if which == "slow bytes" else 60)
 
 
@@ -154,10 +154,10 @@ def test_a_long_run_of_byte_tokens_streams_before_it_ends() -> None:
     released = pieces(tokenizer, [], output, True)
     assert len("".join(released[:-100])) > 60
     assert "".join(released).strip() == text
-    # Where such a run breaks late, what was given out stays.
+    # If such a run breaks late, the released text stays valid.
     broken = "".join(pieces(tokenizer, [], [*output, byte_id(tokenizer, 0xFF), *encode(tokenizer, "a")], True))
     assert broken.lstrip() == text + BAD + " a"
-    # And it may be the end of a prompt.
+    # The run may also be the end of a prompt.
     for cut in (1, 2, 3):
         assert "".join(pieces(tokenizer, output[:-cut], output[-cut:], True)) == "本"
 
@@ -171,7 +171,7 @@ def test_a_byte_token_in_a_prompt_is_not_output() -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_special_tokens(skip: bool) -> None:
+def test_special_tokens_are_shown_or_skipped(skip: bool) -> None:
     tokenizer = build("byte-level")
     ids = [*encode(tokenizer, "a"), 0, *encode(tokenizer, "<tool>b"), 0]
     assert "".join(pieces(tokenizer, [], ids, skip)) == ("a<tool>b" if skip else "a<eos><tool>b<eos>")

@@ -1,4 +1,4 @@
-"""From prompts to requests and sequences: what is refused, what the engine is given, and how requests run and end."""
+"""From prompts to requests and sequences: what is refused, what the engine gets, and how requests run and end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CAT = 4
 
 
 class FakeModel:
-    """has_encoder: it reads prompts as sources, and begins its texts with the id 9."""
+    """has_encoder: whether it reads prompts as sources and begins its texts with the id 9."""
 
     def __init__(self, *, has_encoder: bool) -> None:
         self.has_encoder = has_encoder
 
     def check_reads_text(self) -> None:
-        """It does."""
+        """Accept: it reads text."""
 
     def inputs_for(self, prompt: list[int]) -> ModelInputs:
         return (
@@ -37,7 +37,7 @@ class FakeModel:
 
 
 class FakeEngine:
-    """Writes one token a step for every sequence."""
+    """Writes one token for every sequence in each step."""
 
     def __init__(self, *, has_encoder: bool = False) -> None:
         self.model = FakeModel(has_encoder=has_encoder)
@@ -151,7 +151,7 @@ def test_requests_are_numbered_unless_they_have_a_name(frontend: Frontend) -> No
 @pytest.mark.parametrize(
     "settings", [{"stop": "x"}, {"bad_words": ["x"]}, {"structured_outputs": StructuredOutputs(regex="a")}]
 )
-def test_without_a_tokenizer_only_ids_can_be_honoured(engine: FakeEngine, settings: dict[str, Any]) -> None:
+def test_without_a_tokenizer_only_ids_are_accepted(engine: FakeEngine, settings: dict[str, Any]) -> None:
     frontend = Frontend(cast(Engine, engine), None, {})
     assert frontend.prepare([1, 2], None).prompt_ids == [1, 2]
     with pytest.raises(ForedraftError, match="need a tokenizer: give tokenizer="):
@@ -160,7 +160,7 @@ def test_without_a_tokenizer_only_ids_can_be_honoured(engine: FakeEngine, settin
         frontend.prepare("cat", None)
 
 
-def test_only_a_new_grammar_must_be_compiled(frontend: Frontend) -> None:
+def test_only_new_grammars_are_compiled(frontend: Frontend) -> None:
     structured = params(structured_outputs=StructuredOutputs(choice=["yes", "no"]))
     assert not frontend.must_compile(None)
     assert not frontend.must_compile(params())
@@ -179,7 +179,7 @@ def test_each_of_n_texts_is_a_sequence_and_waits_for_the_first(frontend: Fronten
     assert len({id(added["stop_rule"]) for added in engine.added}) == 3
 
 
-def test_nobody_waits_for_keys_that_are_not_shared(frontend: Frontend, engine: FakeEngine) -> None:
+def test_without_prefix_caching_texts_do_not_wait_for_the_first(frontend: Frontend, engine: FakeEngine) -> None:
     frontend.start(frontend.prepare("cat", params(n=2, prefix_caching=False)))
     assert [added["wait_for"] for added in engine.added] == [None, None]
 
@@ -193,14 +193,16 @@ def test_requests_run_together_to_their_end(frontend: Frontend, engine: FakeEngi
     assert more[0].output().outputs[0].token_ids == [CAT] * 4
 
 
-def test_closing_the_steps_aborts_what_runs(frontend: Frontend) -> None:
+def test_closing_the_steps_aborts_running_requests(frontend: Frontend) -> None:
     requests = [frontend.prepare("cat", params(max_tokens)) for max_tokens in (1, 5)]
     with closing(frontend.steps(requests)) as steps:
         next(steps)
     assert [request.sequences[0].finish_reason for request in requests] == ["length", "abort"]
 
 
-def test_what_cannot_start_fails_alone(frontend: Frontend, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_cannot_start_fails_alone(
+    frontend: Frontend, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raised, add = KeyError("oops"), engine.add
 
     def faulty(prompt: list[int], params: SamplingParams, **settings: Any) -> TokenSequence:
@@ -213,13 +215,13 @@ def test_what_cannot_start_fails_alone(frontend: Frontend, engine: FakeEngine, m
     with pytest.raises(RequestError, match="request 1: KeyError: 'oops'") as caught:
         frontend.run([bad, good])
     assert caught.value.__cause__ is raised
-    assert bad.sequences[0].finish_reason == "abort"  # of its texts the one that did start
+    assert bad.sequences[0].finish_reason == "abort"  # the one of its texts that did start
     assert good.output().outputs[0].finish_reason == "length"
     with pytest.raises(KeyError):
         frontend.start(frontend.prepare("cat", params(n=2)))
 
 
-def test_abort_is_harmless_before_and_after(frontend: Frontend) -> None:
+def test_aborting_before_and_after_a_run_is_harmless(frontend: Frontend) -> None:
     request: Request = frontend.prepare("cat", params())
     frontend.abort(request)
     frontend.run([request])

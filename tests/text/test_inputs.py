@@ -1,4 +1,4 @@
-"""One prompt or many, one set of parameters or one for each."""
+"""Inputs may be one prompt or many, with one set of parameters or one for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foredraft.text.inputs import as_conversations, as_prompts, params_for_each,
         ([[1], "b"], [[1], "b"]),
         (("a", [2]), ["a", [2]]),
         ([], []),
-        (7, [7]),  # refused later, where prompts are checked
+        (7, [7]),  # refused later, when prompts are checked
     ],
 )
 def test_one_prompt_becomes_a_list(prompts: Any, expected: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the caller of a request receives: deltas that add up to its output, one output for n texts, and its errors."""
+"""What the caller of a request gets: deltas that join to its output, one output for n texts, and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT = "the"
 
 
 def make_request(n: int = 1, *, has_tokenizer: bool = True, **settings: Any) -> Request:
-    """A request for text behind PROMPT, with n sequences of at most 20 new tokens."""
+    """A request to continue PROMPT, with n sequences of at most 20 new tokens."""
     tokenizer = build("byte-level")
     params = SamplingParams(n=n, max_tokens=20, **settings).resolve({})
     prompt_ids = encode(tokenizer, PROMPT)
@@ -43,13 +43,13 @@ def make_request(n: int = 1, *, has_tokenizer: bool = True, **settings: Any) -> 
 
 
 def write(request: Request, text: str, index: int = 0, *, num_drafted: int = 0) -> list[int]:
-    """One verified block of a sequence. -> its ids"""
+    """Commit one verified block to a sequence. -> its ids"""
     ids = encode(build("byte-level"), text)
     request.sequences[index].commit(ids, num_drafted)
     return ids
 
 
-def test_deltas_bring_what_is_new_and_the_last_one_the_output() -> None:
+def test_deltas_have_the_new_text_and_the_last_one_the_output() -> None:
     request = make_request()
     assert request.deltas() == []
     num_drafted = len(encode(build("byte-level"), " cat, dog")) - 1
@@ -97,7 +97,7 @@ def test_the_output_comes_with_the_last_of_n_texts() -> None:
     assert [completion.index for completion in delta.output.outputs] == [0, 1]
 
 
-def test_a_stop_string_is_the_reason_of_the_last_delta_and_of_the_output() -> None:
+def test_a_stop_string_is_the_stop_reason_of_the_last_delta_and_the_output() -> None:
     request = make_request(stop=["at s"])
     write(request, " cat sat")
     (delta,) = request.deltas()
@@ -106,7 +106,7 @@ def test_a_stop_string_is_the_reason_of_the_last_delta_and_of_the_output() -> No
     assert (completion.text, completion.finish_reason, completion.stop_reason) == (" c", "stop", "at s")
 
 
-def test_an_end_that_may_become_a_stop_string_waits() -> None:
+def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     request = make_request(stop=["at s"])
     write(request, " cat")
     assert [delta.text for delta in request.deltas()] == [" c"]
@@ -114,7 +114,7 @@ def test_an_end_that_may_become_a_stop_string_waits() -> None:
     assert [delta.text for delta in request.deltas()] == ["at"]
 
 
-def test_log_probabilities_come_with_their_tokens_where_they_were_asked_for() -> None:
+def test_logprobs_come_with_their_tokens_if_requested() -> None:
     entries = [TokenLogprobs(5, -0.5, 2, [6, 5], [-0.25, -0.5]), TokenLogprobs(6, -1.0, 1, [6], [-1.0])]
     for settings, expected in (({"logprobs": 1}, [5, 6]), ({}, None)):
         request = make_request(**settings)
@@ -133,12 +133,12 @@ def test_log_probabilities_come_with_their_tokens_where_they_were_asked_for() ->
         assert second.logprobs is not None
         assert completion.logprobs == first.logprobs + second.logprobs
         assert completion.cumulative_logprob == -1.5
-        assert list(first.logprobs[0]) == [5, 6]  # its own first, then the most likely others
+        assert list(first.logprobs[0]) == [5, 6]  # the token's own first, then the most likely others
         assert [(entry.logprob, entry.rank) for entry in first.logprobs[0].values()] == [(-0.5, 2), (-0.25, 1)]
         assert first.logprobs[0][5].decoded_token == build("byte-level").decode([5])
 
 
-def test_prompt_log_probabilities_begin_with_none() -> None:
+def test_prompt_logprobs_begin_with_none() -> None:
     request = make_request(prompt_logprobs=0)
     request.sequences[0].prompt_logprobs.append(TokenLogprobs(7, -2.0, 3, [], []))
     first, second = request.output().prompt_logprobs or []
@@ -195,7 +195,7 @@ def test_before_the_first_token_there_are_no_times() -> None:
     assert metrics.inter_token_latency is metrics.tokens_per_second is None
 
 
-def test_an_error_of_a_sequence_is_the_requests() -> None:
+def test_an_error_of_a_sequence_is_the_error_of_its_request() -> None:
     request = make_request(n=2)
     assert request.error is None
     raised = KeyError("oops")
@@ -209,7 +209,7 @@ def test_an_error_of_a_sequence_is_the_requests() -> None:
     assert [completion.finish_reason for completion in request.output().outputs] == [None, "error"]
 
 
-def test_the_first_failure_stays_and_our_own_errors_speak_for_themselves() -> None:
+def test_the_first_error_is_kept_and_own_errors_have_no_prefix() -> None:
     request = make_request()
     request.fail(ForedraftError("too long"))
     request.fail(ValueError("later"))

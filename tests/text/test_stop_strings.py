@@ -1,4 +1,4 @@
-"""Stop strings over pieces of text: which one is found, where it begins, and how much text may still become one."""
+"""Stop strings in pieces of text: which one is found, where it begins, and how much text may still become one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foredraft.text.stop_strings import StopStrings
 
 
 def search(strings: list[str], pieces: list[str]) -> tuple[int, str] | None:
-    """-> where in the whole text the first stop string begins, and which it is"""
+    """Search pieces of text. -> where in the whole text the first stop string begins, and which it is"""
     stop, num_before = StopStrings(strings), 0
     for piece in pieces:
         hit = stop.find(piece, "")
@@ -31,17 +31,17 @@ def test_character_by_character_the_first_string_that_completes_is_found(strings
 
 def test_within_one_piece_the_string_that_begins_first_is_found() -> None:
     assert search(["cd", "bcde"], ["abcdef"]) == (1, "bcde")
-    assert search(["bc", "b"], ["abc"]) == (1, "b")  # of several that begin there, the shortest
+    assert search(["bc", "b"], ["abc"]) == (1, "b")  # of several that begin there, the shortest one
 
 
-def test_a_string_over_several_pieces_begins_before_the_last_of_them() -> None:
+def test_a_string_may_begin_in_an_earlier_piece() -> None:
     stop = StopStrings(["bcd"])
     stop.advance("ab", "")
     stop.advance("c", "")
     assert stop.find("d.", "") == (-2, "bcd")
 
 
-def test_the_tail_is_searched_once_and_is_not_yet_text() -> None:
+def test_the_tail_is_searched_only_once() -> None:
     stop = StopStrings(["x"])
     assert stop.find("a", "x") == (1, "x")
     stop.advance("a", "x")  # the match was ignored
@@ -58,5 +58,5 @@ def test_without_strings_nothing_is_found() -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("xa", 1), ("xab", 2), ("xb", 1), ("x", 0), ("", 0), ("aa", 1)])
-def test_an_end_that_may_become_a_stop_string_is_counted(text: str, expected: int) -> None:
+def test_the_length_of_a_possible_beginning_of_a_stop_string_is_counted(text: str, expected: int) -> None:
     assert StopStrings(["abc", "bd"]).num_ambiguous(text) == expected

@@ -1,4 +1,4 @@
-"""The stop rule: stop strings are found wherever they fall, and the text ends exactly there."""
+"""The stop rule: stop strings are found anywhere, and the text ends exactly there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.text.toy_tokenizers import (
 def run(
     stream: TextStream, ids: Sequence[int], cuts: Sequence[int] = (), *, ended: bool = True
 ) -> tuple[int, str, list[str]]:
-    """Feeds ids in blocks as an engine would; how many were kept, the text, and what was streamed."""
+    """Feed ids in blocks as an engine does. -> (how many were kept, the text, the streamed pieces)"""
     kept, streamed = 0, []
     for begin, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
         keep = stream(ids[begin:end], begin)
@@ -44,7 +44,7 @@ def run(
 def expected(
     tokenizer: PreTrainedTokenizerBase, ids: list[int], stop: Sequence[str], min_tokens: int, include: bool, skip: bool
 ) -> tuple[int, str, str | None]:
-    """The stop rule by brute force: after each token look at the whole text for what was not there before."""
+    """The stop rule by brute force: after each token search the whole text for new occurrences."""
     shown = ""
     for n in range(1, len(ids) + 1):
         decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip)
@@ -69,7 +69,7 @@ def cuts_of(length: int) -> st.SearchStrategy[list[int]]:
 
 @examples(60)
 @given(data=st.data(), include=st.booleans(), skip=st.booleans(), min_tokens=st.integers(0, 6))
-def test_the_stop_rule_is_the_one_by_brute_force_however_the_ids_arrive(
+def test_the_stop_rule_equals_brute_force_however_the_ids_arrive(
     name: str, data: st.DataObject, include: bool, skip: bool, min_tokens: int
 ) -> None:
     tokenizer = build(name)
@@ -96,7 +96,7 @@ def test_the_stop_rule_is_the_one_by_brute_force_however_the_ids_arrive(
 
 @examples(60)
 @given(data=st.data(), before=TEXTS, stop=TEXTS.filter(bool), after=TEXTS)
-def test_a_stop_string_is_found_wherever_it_is(
+def test_a_stop_string_is_found_anywhere(
     byte_name: str, data: st.DataObject, before: str, stop: str, after: str
 ) -> None:
     tokenizer = build(byte_name)
@@ -123,7 +123,7 @@ def test_text_is_cut_inside_tokens_and_later_ids_are_dropped() -> None:
     assert "t didn'" not in decode(tokenizer, ids[: keep - 1], True)
 
 
-def test_what_may_become_a_stop_string_is_held_back() -> None:
+def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     tokenizer = build("slow bytes")
     stream = TextStream(tokenizer, stop=["abc", "bd"])
     deltas = [(stream(encode(tokenizer, char), i), stream.delta())[1] for i, char in enumerate("xaabx")]
@@ -133,7 +133,7 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     assert stream.delta(finished=True) == "ab"
 
 
-def test_nothing_is_held_back_where_nothing_will_be_cut() -> None:
+def test_nothing_is_held_back_if_nothing_would_be_cut() -> None:
     tokenizer = build("slow bytes")
     for stream in (TextStream(tokenizer), TextStream(tokenizer, stop=["ab"], include_stop_str_in_output=True)):
         assert [(stream(encode(tokenizer, char), i), stream.delta())[1] for i, char in enumerate("xa")] == ["x", "a"]
@@ -165,14 +165,14 @@ def test_stop_strings_are_ignored_until_min_tokens_were_written() -> None:
     for min_tokens, text in ((0, "ab"), (2, "ab"), (3, "ab.cd"), (5, "ab.cd"), (6, "ab.cd.ef")):
         for cuts in ([], [2], [3], [4], list(range(1, 8))):
             assert run(TextStream(tokenizer, stop=["."], min_tokens=min_tokens), ids, cuts)[1] == text
-    # Nor does delta wait for one that was ignored.
+    # Deltas do not wait for one that was ignored either.
     stream = TextStream(tokenizer, stop=[".", "xyz"], min_tokens=3)
     assert (stream(ids[:3], 0), stream.delta()) == (None, "ab.")
-    # One that begins among the first and completes after them counts.
+    # One that begins within min_tokens and completes after them counts.
     assert run(TextStream(tokenizer, stop=["b.c"], min_tokens=3), ids)[1] == "a"
 
 
-def test_an_end_of_text_token_shows_only_where_special_tokens_are_not_skipped() -> None:
+def test_an_end_token_is_shown_only_without_skip_special_tokens() -> None:
     tokenizer = build("byte-level")
     ids = [*encode(tokenizer, "cat"), 0]
     assert run(TextStream(tokenizer, stop=["x"]), ids)[1] == "cat"
@@ -181,7 +181,7 @@ def test_an_end_of_text_token_shows_only_where_special_tokens_are_not_skipped() 
     assert run(stream, ids)[:2] == (len(ids), "cat")
 
 
-def test_a_stream_for_a_request_takes_its_parameters() -> None:
+def test_a_stream_for_a_request_uses_its_parameters() -> None:
     tokenizer = build("byte-level")
     params = SamplingParams(
         stop="the", include_stop_str_in_output=True, min_tokens=1, max_tokens=50, skip_special_tokens=False

@@ -1,4 +1,4 @@
-"""Prompts and bad words to ids, and what is refused of them."""
+"""Prompts and bad words as ids, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind, and helpers for the tests of text."""
+"""Small tokenizers of every kind, and helpers for tests of text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _word_piece(clean_up: bool) -> PreTrainedTokenizerBase:
 
 
 def _characters() -> PreTrainedTokenizerBase:
-    """Single characters, spaces among them, and clean-up over the whole text: what was a space may go again."""
+    """A tokenizer of single characters with clean-up over the whole text, so that spaces may be removed later."""
     vocab = {char: i for i, char in enumerate(["<unk>", *"abn'tmsver. ,?!"])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -81,7 +81,7 @@ def _characters() -> PreTrainedTokenizerBase:
 
 
 class _Stripped(PythonBackend):
-    """A tokenizer in Python whose decoder strips white space at both ends, as the simplest SentencePiece ones do."""
+    """A tokenizer in Python whose decoder strips white space at both ends, like the simplest SentencePiece ones."""
 
     def __init__(self, **kwargs: Any) -> None:
         self._pieces = ["<unk>", "</s>", "▁", "▁a", "b", "▁▁"]
@@ -125,7 +125,7 @@ BUILD: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
     "babyllama105": lambda: _shared("babyllama105"),
 }
 IN_SHARED = ("target", "stories260K", "babyllama105")
-READ_BYTES = ("byte-level", "byte-fallback", "slow bytes", "target", "stories260K")  # can write any text
+READ_BYTES = ("byte-level", "byte-fallback", "slow bytes", "target", "stories260K")  # these can encode any text
 
 
 @cache
@@ -146,13 +146,13 @@ def num_shared(a: str, b: str) -> int:
 
 
 def expected_text(tokenizer: PreTrainedTokenizerBase, prompt: list[int], output: list[int], skip: bool) -> str:
-    """The text that the pieces must add up to."""
+    """The text that the pieces must join to."""
     before, after = decode(tokenizer, prompt, skip), decode(tokenizer, prompt + output, skip)
     return after[num_shared(before, after) :]
 
 
 def ids_of(name: str, max_size: int = 60) -> st.SearchStrategy[list[int]]:
-    """Any ids at all, or a few over and over: garbage, loops, runs of bytes."""
+    """Any ids, or a few of them repeated: garbage, loops, runs of bytes."""
     one = st.integers(0, len(build(name)) - 1)
     few = st.lists(one, min_size=1, max_size=4).flatmap(lambda some: st.lists(st.sampled_from(some), max_size=max_size))
     return st.one_of(st.lists(one, max_size=max_size), few)
@@ -172,7 +172,7 @@ def byte_level_id(tokenizer: PreTrainedTokenizerBase, byte: int) -> list[int]:
 
 
 def _byte_table() -> Iterator[tuple[int, str]]:
-    """GPT-2's characters for bytes: printable ones stand for themselves, the rest follow from 256 on."""
+    """GPT-2's characters for bytes: printable ones map to themselves, the rest to 256 and up."""
     extra = 256
     for byte in range(256):
         if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255:

@@ -1,4 +1,4 @@
-"""Plain decoding beside speculation: what the comparison says must hold, whatever the clock says."""
+"""Plain decoding compared with speculation: properties of the comparison that do not depend on times."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_both_sides_write_the_same_text(llm: LLM) -> None:
     assert found.stats.num_draft_tokens > 0
 
 
-def test_only_the_speculative_side_drafts_and_it_drafts_as_asked(llm: LLM) -> None:
+def test_only_the_speculative_side_drafts_with_the_given_number(llm: LLM) -> None:
     before = llm.engine.stats.num_draft_tokens
     found = compare(llm, DEMO_PROMPT, SamplingParams(temperature=0.0, max_tokens=12), 2, num_runs=2)
-    # with drafts: two measured runs and one to warm up; without: three
+    # with drafts: two measured runs and one for warm-up; without: three runs
     assert (llm.engine.stats.num_draft_tokens - before) * 2 == found.stats.num_draft_tokens * 3
     assert len(found.stats.acceptance_histogram) == 3
 
@@ -47,7 +47,7 @@ def test_neither_side_finds_its_prompt_in_the_cache(llm: LLM, monkeypatch: pytes
     assert held == [0, 0, 0, 0]
 
 
-def test_seeded_sampling_is_identical_and_unseeded_promises_nothing(llm: LLM) -> None:
+def test_seeded_texts_are_identical_and_unseeded_ones_need_not_be(llm: LLM) -> None:
     seeded = compare(llm, DEMO_PROMPT, SamplingParams(temperature=0.8, seed=5, max_tokens=12, n=2), 4, num_runs=1)
     assert seeded.identical is True
     assert seeded.num_tokens == 24
@@ -84,13 +84,13 @@ def test_the_comparison_is_json(llm: LLM) -> None:
     assert 1 < data["formula_acceptance_length"] <= expected_length(data["stats"]["conditional_acceptance"], 3)
 
 
-def test_what_pays_can_be_compared_too(llm: LLM) -> None:
+def test_auto_can_be_compared_too(llm: LLM) -> None:
     found = compare(llm, DEMO_PROMPT, GREEDY, "auto", num_runs=1)
     assert found.identical is True
     assert json.loads(json.dumps(found.as_dict()))["speculative_tokens"] == "auto"
 
 
-def test_the_demo_prompt_shows_every_origin_and_is_no_loop(llm: LLM) -> None:
+def test_the_demo_text_has_every_origin_and_does_not_loop(llm: LLM) -> None:
     (output,) = llm.generate(DEMO_PROMPT, SamplingParams(temperature=0.0, max_tokens=128))
     assert {Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS} <= set(output.outputs[0].origins)
     assert repeated_share(output.outputs[0].token_ids) < 0.5

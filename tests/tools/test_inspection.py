@@ -1,4 +1,4 @@
-"""What inspect promises before anything is loaded must be what loading finds."""
+"""What inspect predicts before loading must be what loading finds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.vocabulary.permuted import permuted_draft
 
 TARGET, DRAFT = EMBEDDED / "target", EMBEDDED / "draft"
 
-# architectures whose cache or vocabulary is unlike the plain case: grouped heads, sliding windows, routed experts,
+# architectures with an unusual cache or vocabulary: grouped heads, sliding windows, routed experts,
 # latent attention, an odd head size
 SHAPES = {
     "llama": {"num_key_value_heads": 2},
@@ -60,21 +60,21 @@ def test_the_embedded_pair_fits() -> None:
 
 
 @pytest.mark.parametrize("path", [TARGET, DRAFT], ids=["target", "draft"])
-def test_prediction_is_what_loading_finds(path: Path) -> None:
+def test_predictions_are_what_loading_finds(path: Path) -> None:
     report = inspect_models(path, None, LoadOptions(device="cpu")).target
     assert report.measured is not None
     assert report.measured.cache_bytes_per_token == report.predicted.cache_bytes_per_token
-    # norms may be kept in another dtype, beside the model
+    # norms may be stored in another dtype, in addition to the model
     assert report.measured.weight_bytes == pytest.approx(report.predicted.weight_bytes, rel=1e-3)
     is_compiled = load_kernels() is not None
     is_apart = path == TARGET and packs(torch.bfloat16, torch.device("cpu"), is_compiled=is_compiled)
-    head = 4096 * 256 * 2 if is_apart else 0  # the target's is tied to the embedding in the file
+    head = 4096 * 256 * 2 if is_apart else 0  # the target's lm_head is tied to the embedding in the file
     on_disk = (path / "model.safetensors").stat().st_size
     assert report.predicted.weight_bytes == pytest.approx(on_disk + head, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_prediction_on_other_architectures(kind: str, tmp_path: Path) -> None:
+def test_predictions_for_other_architectures_are_what_loading_finds(kind: str, tmp_path: Path) -> None:
     small = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
              "num_attention_heads": 4, "max_position_embeddings": 128}  # fmt: skip
     shape = ({"vocab_size": 96} if kind == "gpt2" else small) | SHAPES[kind]
@@ -96,7 +96,7 @@ def test_without_loading_nothing_is_measured() -> None:
     assert "unknown" in found.exactness
 
 
-def test_prediction_needs_no_weights(tmp_path: Path) -> None:
+def test_predictions_need_no_weights(tmp_path: Path) -> None:
     shutil.copy(TARGET / "config.json", tmp_path)
     report = inspect_models(tmp_path, None, LoadOptions(device="cpu"), load=False).target
     assert report.predicted == inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).target.predicted
@@ -115,7 +115,7 @@ def test_sliding_windows_are_named(tmp_path: Path) -> None:
     assert report.attention == {"sliding (8)": 2, "full": 2}
 
 
-def test_another_vocabulary_that_is_not_wanted_does_not_fit_and_is_not_loaded() -> None:
+def test_with_heterogeneous_vocab_none_another_vocabulary_does_not_fit() -> None:
     found = inspect_models(TARGET, permuted_draft(), LoadOptions(device="cpu"), heterogeneous_vocab="none")
     assert not found.fits
     assert "the draft model's vocabulary differs from the target's" in str(found.reason)
@@ -144,7 +144,7 @@ def test_one_vocabulary_is_the_same_and_agrees_with_itself() -> None:
     assert inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).vocabularies is None
 
 
-def test_what_is_bigger_than_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_larger_than_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.tools.inspection.memory.available_memory", lambda device: 18 * 2**20)
     assert inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).fits
     found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"))
@@ -153,7 +153,7 @@ def test_what_is_bigger_than_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch
     assert found.target.measured is None
 
 
-def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+def test_unusable_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such directory"):
         inspect_models(tmp_path / "nothing", None, LoadOptions(device="cpu"))
     (tmp_path / "config.json").write_text("{")
@@ -162,7 +162,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
 
 
 def test_int8_is_predicted_from_the_shapes() -> None:
-    """A byte a weight and eight an output, in every linear layer and in the head's own copy; the rest in bfloat16."""
+    """A byte per weight and eight per output, in every linear layer and in the lm_head's own copy; the rest in bfloat16."""
     config = json.loads((TARGET / "config.json").read_text())
     hidden, wide, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     keys = config["num_key_value_heads"] * config["head_dim"]
@@ -179,7 +179,7 @@ def test_int8_is_predicted_from_the_shapes() -> None:
     matrices = [*layer * config["num_hidden_layers"], (vocab, hidden)]
     rest = vocab * hidden + (2 * config["num_hidden_layers"] + 1) * hidden
     expected = sum(n * k + 8 * n for n, k in matrices) + 2 * rest
-    for dtype in ("bfloat16", "float32"):  # what the file is read in is not what remains
+    for dtype in ("bfloat16", "float32"):  # the dtype of the file is not that in memory
         options = LoadOptions(dtype=dtype, device="cpu", quantization="int8")
         report = inspect_models(TARGET, None, options, load=False).target
         assert report.predicted.weight_bytes == pytest.approx(expected, rel=1e-4)  # and rotary frequencies
@@ -188,20 +188,20 @@ def test_int8_is_predicted_from_the_shapes() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "int4-all"])
-def test_rounded_weights_are_what_loading_finds(quantization: str) -> None:
+def test_predicted_quantized_weights_are_what_loading_finds(quantization: str) -> None:
     report = inspect_models(TARGET, None, LoadOptions(device="cpu", quantization=quantization)).target
     assert report.measured is not None
     assert report.measured.weight_bytes == pytest.approx(report.predicted.weight_bytes, rel=1e-2)
     assert report.measured.cache_bytes_per_token == report.predicted.cache_bytes_per_token
 
 
-def test_the_peak_is_the_process_the_weights_and_a_growing_cache() -> None:
+def test_the_peak_is_process_weights_and_a_growing_cache() -> None:
     found = inspect_models(TARGET, DRAFT, LoadOptions(device="cpu"), load=False)
     memory, process = found.memory, process_memory()
     assert memory.weight_bytes is not None
     assert process is not None
     assert memory.process_bytes == pytest.approx(process.resident, rel=0.2)
-    # the cache grows from half the context to the whole of it: both are there while it moves
+    # when the cache grows from half the context to all of it, both copies exist while it is copied
     assert memory.peak_bytes == memory.process_bytes + memory.weight_bytes + (8192 + 1024) * (2048 + 1024)
 
 
@@ -224,20 +224,20 @@ def test_a_cache_grows_as_predicted(context_len: int, tmp_path: Path) -> None:
         if cache.bytes_held != held:
             most, held = max(most, held + cache.bytes_held), cache.bytes_held
     predicted = memory.peak_bytes - memory.process_bytes - memory.weight_bytes
-    assert predicted == pytest.approx(most, rel=0.05)  # a context that is no multiple of 64 is rounded up to one
+    assert predicted == pytest.approx(most, rel=0.05)  # a context is rounded up to a multiple of 64
 
 
-def test_converting_while_reading_holds_the_file_too() -> None:
+def test_the_peak_while_converting_includes_the_file() -> None:
     same = inspect_models(DRAFT, None, LoadOptions(dtype="bfloat16", device="cpu"), load=False).target
     wide = inspect_models(DRAFT, None, LoadOptions(dtype="float32", device="cpu"), load=False).target
     file = (DRAFT / "model.safetensors").stat().st_size
     assert wide.load_bytes == pytest.approx(3 * file, rel=0.02)
-    # at the last, the head is there in both forms; it is wider than a layer
+    # at the end the lm_head, which is wider than a layer, exists in both forms
     assert same.load_bytes == pytest.approx(same.predicted.weight_bytes + 4096 * 256 * 2, rel=0.02)
 
 
-def test_gate_and_up_are_there_in_both_forms_while_they_are_laid_out(tmp_path: Path) -> None:
-    """Beside the layers that are packed. In int8 what was read before is more."""
+def test_gate_and_up_exist_in_both_forms_while_they_are_packed(tmp_path: Path) -> None:
+    """In addition to the layers that are already packed. In int8 what was read before takes more."""
     hidden, wide = 64, 1024
     shape = {"vocab_size": 96, "hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": 3}
     AutoConfig.for_model("llama", **shape, num_attention_heads=4).save_pretrained(tmp_path)
@@ -252,7 +252,7 @@ def test_gate_and_up_are_there_in_both_forms_while_they_are_laid_out(tmp_path: P
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("method", HEAD_METHODS)
-def test_what_is_predicted_of_a_head_is_what_loading_finds(method: str, quantization: str | None) -> None:
+def test_predictions_for_a_head_are_what_loading_finds(method: str, quantization: str | None) -> None:
     options = LoadOptions(dtype="bfloat16", device="cpu", quantization=quantization)
     found = inspect_models(TARGET, embedded_head(method), options)
     head = found.head
@@ -266,8 +266,8 @@ def test_what_is_predicted_of_a_head_is_what_loading_finds(method: str, quantiza
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_head_in_eight_bits_is_predicted_as_it_will_run(dtype: str, tmp_path: Path) -> None:
-    """In int8 by the kernels, which are for bfloat16."""
+def test_a_head_in_eight_bits_is_predicted_as_it_runs(dtype: str, tmp_path: Path) -> None:
+    """In int8 by the kernels, if the target is in bfloat16."""
     head = tmp_path / "head"
     shutil.copytree(EMBEDDED / "head", head)
     quantize_head(head)
@@ -286,7 +286,7 @@ def test_a_head_is_described_from_its_files() -> None:
     assert (head.draft_vocab_size, head.vocab_size, head.borrows) == (1024, 4096, ["embeddings"])
     assert head.open_settings["norm_before_residual"] == [False, True]
     assert head.feature_bytes_per_token == 3 * width * 2
-    # of queries, keys and values of 2 * width; of two key and value heads; and of an MLP of 2 * width
+    # queries, keys and values of 2 * width; two key-value heads; and an MLP of 2 * width
     keys = head.own_cache_bytes_per_token // 4
     layer = width * 2 * width + 2 * keys * 2 * width + width * width + 3 * 2 * width * width
     assert head.step_bytes["bfloat16"] == 2 * (layer + 1024 * width)
@@ -296,7 +296,7 @@ def test_a_head_is_described_from_its_files() -> None:
     json.dumps(found.as_dict())
 
 
-def test_a_target_with_mtp_layers_says_so() -> None:
+def test_mtp_layers_of_a_target_are_reported() -> None:
     options = LoadOptions(device="cpu")
     for folder, count in ((saved("glm"), 1), (saved("deepseek", 3), 3), (TARGET, 0)):
         found = inspect_models(folder, None, options, load=False)
@@ -315,7 +315,7 @@ def test_a_medusa_draft_reads_every_lm_head() -> None:
     assert head.own_cache_bytes_per_token == 0
 
 
-def test_the_share_of_a_text_is_that_of_the_ids_with_a_column() -> None:
+def test_the_covered_share_of_a_text_is_that_of_ids_in_the_heads_vocabulary() -> None:
     ids = torch.tensor([0, 3, 7])
     config = MedusaConfig(
         num_heads=1, target_hidden_size=8, vocab_size=9, draft_vocab_size=3, target_ids=ids, owns_lm_head=True
@@ -328,11 +328,11 @@ def test_the_share_of_a_text_is_that_of_the_ids_with_a_column() -> None:
 def test_a_pass_reads_every_matrix_once() -> None:
     report = inspect_models(TARGET, None, LoadOptions(device="cpu"), load=False).target
     assert report.pass_bytes is not None
-    # all weights but the norms; the embedding is read as the lm_head
+    # all weights except the norms; the embedding is read as the lm_head
     assert report.pass_bytes["bfloat16"] == pytest.approx(2 * report.num_parameters, rel=1e-3)
 
 
-# The peak since this program was started. ru_maxrss would also count what its parent held when it started it.
+# The peak since this program started. ru_maxrss would also count what its parent held at the fork.
 MEASURE = """
 import sys
 from foredraft import LLM, SamplingParams
@@ -344,7 +344,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 def python(*args: str | Path) -> str:
-    """What a fresh interpreter prints."""
+    """The output of a new interpreter."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *map(str, args)], capture_output=True, text=True, check=False, env=environment
@@ -355,7 +355,7 @@ def python(*args: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """230 MB in bfloat16, of random weights, in few and wide layers, that reads 512 tokens."""
+    """A random checkpoint of 230 MB in bfloat16, with few and wide layers and a context of 512 tokens."""
     path = tmp_path_factory.mktemp("checkpoint")
     config = AutoConfig.for_model(
         "llama", vocab_size=4096, hidden_size=1024, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=8,

@@ -1,4 +1,4 @@
-"""The figures of a run against float32: what an independent count gives, and zero where there is nothing to lose."""
+"""The quality loss compared with float32: it equals an independent computation, and is zero where nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("t
 
 
 class Letters:
-    """A tokenizer without a beginning: one id per character."""
+    """A tokenizer without a start token: one id per character."""
 
     bos_token_id = None
 
@@ -45,7 +45,7 @@ def model() -> LanguageModel:
 
 
 def losses_of_the_library(windows: Sequence[Window]) -> torch.Tensor:
-    """Each window alone through the library's own forward and its own loss."""
+    """The losses of each window alone, with transformers' own forward pass and loss."""
     hf = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
     parts = []
     for window in windows:
@@ -64,11 +64,11 @@ def test_float32_against_itself_loses_nothing() -> None:
     assert (found.dtype, found.quantization) == ("float32", None)
 
 
-def test_perplexity_is_that_of_the_librarys_own_forward() -> None:
+def test_perplexity_is_that_of_transformers() -> None:
     found = measure_quality(DRAFT, TEXT, FLOAT32, max_tokens=1200)
     tokenizer = AutoTokenizer.from_pretrained(DRAFT)
     ids = tokenizer(TEXT)["input_ids"][:1201]
-    # by hand: 512 rows at a time, each window from the token that begins a text
+    # computed directly: 512 rows at a time, each window with the start token
     steps = [ids[1:][i : i + 511] for i in range(0, 1200, 511)]
     expected = losses_of_the_library([Window([ids[0], *step[:-1]], step) for step in steps])
     assert found.num_tokens == len(expected) == 1200
@@ -76,13 +76,15 @@ def test_perplexity_is_that_of_the_librarys_own_forward() -> None:
     assert found.reference_perplexity == pytest.approx(float(expected.double().mean().exp()), rel=1e-3)
 
 
-def test_losses_and_choices_are_the_librarys_position_by_position(model: LanguageModel, windows: list[Window]) -> None:
+def test_losses_and_argmaxes_are_those_of_transformers_at_each_position(
+    model: LanguageModel, windows: list[Window]
+) -> None:
     found = predict(model, windows)
     torch.testing.assert_close(found.loss, losses_of_the_library(windows).double(), rtol=1e-3, atol=1e-3)
     assert found.likeliest.shape == found.loss.shape
 
 
-def test_windows_that_share_a_pass_do_not_see_each_other(model: LanguageModel) -> None:
+def test_windows_that_share_a_pass_are_independent(model: LanguageModel) -> None:
     windows = cut(*tokens_of(TEXT, load_tokenizer(DRAFT, FLOAT32), 400), 60)
     together = predict(model, windows)
     alone = [predict(model, [window]) for window in windows]
@@ -108,7 +110,7 @@ def test_int8_costs_a_little_more() -> None:
     assert 0 < abs(found.perplexity_increase) < 5
 
 
-def test_a_model_that_knows_nothing_has_the_vocabulary_as_its_perplexity(model: LanguageModel) -> None:
+def test_the_perplexity_of_a_uniform_model_is_the_vocabulary_size(model: LanguageModel) -> None:
     ignorant = LanguageModel(AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32), model.traits)
     with torch.no_grad():
         ignorant.hf.model.norm.weight.zero_()
@@ -118,7 +120,7 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_as_its_perplexity(model: 
 
 
 @pytest.mark.slow
-def test_there_is_never_more_than_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_never_more_than_one_model_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[LoadOptions, int]] = []
     alive: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -141,7 +143,9 @@ def test_there_is_never_more_than_one_model(monkeypatch: pytest.MonkeyPatch) -> 
     num_ids=st.integers(LEAST_TOKENS, 300),
     window_len=st.integers(2, 400),
 )
-def test_every_token_is_predicted_once_from_what_precedes_it(begins: list[int], num_ids: int, window_len: int) -> None:
+def test_every_token_is_predicted_once_from_the_tokens_before_it(
+    begins: list[int], num_ids: int, window_len: int
+) -> None:
     ids = list(range(num_ids))
     windows = cut(begins, ids, window_len)
     predicted = [token for window in windows for token in window.predicted]
@@ -152,7 +156,7 @@ def test_every_token_is_predicted_once_from_what_precedes_it(begins: list[int], 
         assert window.read[0] == (begins[0] if begins else window.predicted[0] - 1)
 
 
-def test_only_a_tokenizer_that_begins_texts_begins_windows() -> None:
+def test_windows_begin_with_a_start_token_only_if_the_tokenizer_adds_one() -> None:
     tokenizer = load_tokenizer(DRAFT, FLOAT32)
     begins, ids = tokens_of(TEXT, tokenizer, 200)
     assert begins == [tokenizer.bos_token_id]
@@ -181,7 +185,7 @@ def test_ids_beyond_the_logits_are_refused(model: LanguageModel) -> None:
         predict(model, [Window([0, 1], [1, 4096])])
 
 
-def test_a_reference_that_cannot_be_loaded_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.model.memory.available_memory", lambda device: 5 * 2**20)
     with pytest.raises(ModelError, match=r"float32 reference cannot be measured here: .* GiB") as caught:
         measure_quality(DRAFT, TEXT, LoadOptions(dtype="bfloat16", device="cpu"), max_tokens=500)

@@ -1,4 +1,4 @@
-"""The page in a real browser, opened from disk."""
+"""The trace page in a real browser, opened from disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def outputs_and_page(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RequestOutput], Path]:
-    """Two texts sampled from one prompt, one greedy, one without drafts, in one batch; and their page."""
+    """The outputs and the page of a batch: two texts sampled from one prompt, one greedy text, and one without drafts."""
     llm = LLM(seed=7, speculative_tokens=4)
     folder = tmp_path_factory.mktemp("page")
     params = [
@@ -48,7 +48,7 @@ def outputs_and_page(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Req
 
 @pytest.fixture
 def open_page(browser: Any, outputs_and_page: tuple[list[RequestOutput], Path]) -> Iterator[Callable[..., Any]]:
-    """Opens a page where any request but the file's own fails, and nothing may go wrong in silence."""
+    """Opens a page in a browser where requests other than for the file fail, and asserts that there are no errors on the console."""
     contexts, faults = [], []
 
     def refuse(route: Any) -> None:
@@ -77,13 +77,13 @@ def round_name(page: Any) -> str:
 
 
 def counts_of(page: Any) -> dict[str, tuple[str, str]]:
-    """name -> (of this text, of all)"""
+    """By name: (the count of this text, the count of all texts)"""
     rows = page.eval_on_selector_all("#counts tr", "rows => rows.map(r => [...r.cells].map(c => c.textContent))")
     return {name: (own, every) for name, own, every in rows}
 
 
 def as_shown(stats: SpeculationStats) -> dict[str, str]:
-    """As JavaScript writes a number or a list; near ties cannot be seen in a trace."""
+    """Counts as JavaScript formats a number or a list, without near ties, which a trace does not contain."""
     found = asdict(stats)
     del found["num_near_ties"]
     return {name: ",".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in found.items()}
@@ -93,7 +93,7 @@ def picture(page: Any) -> Image.Image:
     return Image.open(io.BytesIO(page.locator("#stage canvas").screenshot())).convert("RGB")
 
 
-def test_its_counts_are_the_runs(open_page: Callable[..., Any], outputs_and_page: Any) -> None:
+def test_the_pages_counts_are_those_of_the_run(open_page: Callable[..., Any], outputs_and_page: Any) -> None:
     outputs, _ = outputs_and_page
     page = open_page()
     every = sum((output.metrics.stats for output in outputs), SpeculationStats())
@@ -109,7 +109,7 @@ def test_its_counts_are_the_runs(open_page: Callable[..., Any], outputs_and_page
     assert emitted == sorted(len(text.token_ids) for output in outputs for text in output.outputs)
 
 
-def test_its_text_is_the_outputs(open_page: Callable[..., Any], outputs_and_page: Any) -> None:
+def test_the_pages_text_is_the_output(open_page: Callable[..., Any], outputs_and_page: Any) -> None:
     outputs, _ = outputs_and_page
     page = open_page()
     found = set()
@@ -128,7 +128,7 @@ def test_its_text_is_the_outputs(open_page: Callable[..., Any], outputs_and_page
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_no_serious_fault_of_accessibility(look: str, open_page: Callable[..., Any]) -> None:
+def test_the_page_is_accessible(look: str, open_page: Callable[..., Any]) -> None:
     page = open_page(**LOOKS[look])
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     found = axe_playwright.Axe().run(page).response["violations"]
@@ -136,7 +136,7 @@ def test_no_serious_fault_of_accessibility(look: str, open_page: Callable[..., A
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_it_fits_and_its_picture_is_kept(look: str, open_page: Callable[..., Any]) -> None:
+def test_the_page_fits_the_window(look: str, open_page: Callable[..., Any]) -> None:
     page = open_page(**LOOKS[look])
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= LOOKS[look]["viewport"]["width"]
@@ -146,18 +146,18 @@ def test_it_fits_and_its_picture_is_kept(look: str, open_page: Callable[..., Any
 
 
 @pytest.mark.parametrize("width", [320, 390])
-def test_figures_stay_whole_on_a_phone(width: int, open_page: Callable[..., Any]) -> None:
+def test_numbers_are_not_broken_over_lines_on_a_phone(width: int, open_page: Callable[..., Any]) -> None:
     page = open_page(**{**NARROW, "viewport": {"width": width, "height": 844}})
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTIFACTS / f"trace-{width}.png", full_page=True)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert page.evaluate(BROKEN_NUMBERS) == []
-    if width >= 390:  # the verdicts are in its last column
+    if width >= 390:  # the verdicts are in the last column
         assert page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.round .scroll'))")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_dark_is_dark(open_page: Callable[..., Any]) -> None:
+def test_the_dark_mode_is_dark(open_page: Callable[..., Any]) -> None:
     brightness = []
     for scheme in ("light", "dark"):
         page = open_page(color_scheme=scheme)
@@ -168,7 +168,7 @@ def test_dark_is_dark(open_page: Callable[..., Any]) -> None:
 
 
 def test_keys_play_and_step(open_page: Callable[..., Any]) -> None:
-    page = open_page(reduced_motion="reduce")  # steps arrive at once
+    page = open_page(reduced_motion="reduce")  # steps are shown at once
     page.keyboard.press("Home")
     assert round_name(page).startswith("Round 1 of")
     phases = []
@@ -192,7 +192,7 @@ def test_keys_play_and_step(open_page: Callable[..., Any]) -> None:
     assert page.inner_text("#play") == "Play"
 
 
-def test_every_control_is_reached_by_tab(open_page: Callable[..., Any]) -> None:
+def test_every_control_can_be_reached_by_tab(open_page: Callable[..., Any]) -> None:
     page = open_page()
     wanted = page.eval_on_selector_all(
         "button, select, input, summary, [tabindex='0']",
@@ -205,7 +205,7 @@ def test_every_control_is_reached_by_tab(open_page: Callable[..., Any]) -> None:
     assert set(wanted) <= reached
 
 
-def test_the_text_is_walked_token_by_token(open_page: Callable[..., Any]) -> None:
+def test_the_text_can_be_stepped_through_token_by_token(open_page: Callable[..., Any]) -> None:
     page = open_page()
     page.focus("#tokens [tabindex='0']")
     page.keyboard.press("Home")
@@ -259,7 +259,7 @@ def test_the_replay_is_drawn_and_moves(open_page: Callable[..., Any]) -> None:
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[RequestOutput, Path]:
-    """A text drafted with trees, and its page."""
+    """The output of a text drafted with trees, and its page."""
     llm = LLM(seed=7, speculative_token_tree=[[0], [1], [0, 0], [0, 1], [1, 0]])
     folder = tmp_path_factory.mktemp("trees")
     with record(llm, folder / "trace.jsonl"):
@@ -267,7 +267,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[RequestOutput, Path
     return output, write_page(read_trace(folder / "trace.jsonl"), folder / "trace.html")
 
 
-def test_branches_are_told_and_counted(open_page: Callable[..., Any], trees: tuple[RequestOutput, Path]) -> None:
+def test_branches_are_described_and_counted(open_page: Callable[..., Any], trees: tuple[RequestOutput, Path]) -> None:
     output, file = trees
     page = open_page(file)
     assert {name: own for name, (own, _) in counts_of(page).items()} == as_shown(output.metrics.stats)
@@ -279,7 +279,7 @@ def test_branches_are_told_and_counted(open_page: Callable[..., Any], trees: tup
 
 
 def test_branches_are_drawn_side_by_side(open_page: Callable[..., Any], trees: tuple[RequestOutput, Path]) -> None:
-    """One lane is the branch that the text took; no two tokens are in one place; lines join them to those before."""
+    """One lane is the branch that the text took. No two tokens overlap, and lines connect each token with the one before."""
     page = open_page(trees[1], reduced_motion="reduce")
     rounds = page.evaluate(
         """() => JSON.parse(document.getElementById("trace").textContent).texts[0].rounds.map((round) => ({
@@ -308,7 +308,7 @@ def test_playing_goes_on_by_itself(open_page: Callable[..., Any]) -> None:
     assert page.inner_text("#play") == "Play"
 
 
-def test_without_webgl_it_is_told_in_words(browser: Any, outputs_and_page: Any) -> None:
+def test_without_webgl_rounds_are_described_in_words(browser: Any, outputs_and_page: Any) -> None:
     context = browser.new_context(**DESKTOP)
     context.add_init_script(script=NO_WEBGL)
     page = context.new_page()
@@ -320,7 +320,7 @@ def test_without_webgl_it_is_told_in_words(browser: Any, outputs_and_page: Any) 
     context.close()
 
 
-def test_what_a_model_wrote_does_nothing(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_html_in_a_text_is_not_run(open_page: Callable[..., Any], tmp_path: Path) -> None:
     lines = sound()
     lines[1].update(prompt=HOSTILE)
     lines[3]["own"]["text"] = HOSTILE
@@ -330,7 +330,7 @@ def test_what_a_model_wrote_does_nothing(open_page: Callable[..., Any], tmp_path
     assert "{{ 7 * 7 }}" in page.inner_text("#tokens")
 
 
-def test_a_recording_without_drafts_or_numbers(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_recording_without_drafts_or_probabilities_is_shown(open_page: Callable[..., Any], tmp_path: Path) -> None:
     lines = sound()[:4]
     lines[3].update(draft=[], own={"id": 9, "text": "", "p": None, "p_raw": None, "origin": "plain"})
     page = open_page(write_page(read_trace(written(lines, tmp_path)), tmp_path / "page.html"))

@@ -62,12 +62,12 @@ def test_a_page_does_not_replace_its_trace(tmp_path: Path) -> None:
     assert read_trace(file).is_complete
 
 
-def test_what_cannot_be_recorded_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_impossible_recording_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     assert_refused(generate(PROMPT, *SHORT, "--trace", tmp_path / "nowhere" / "run.jsonl"), "cannot be written")
     assert_refused(run("demo", "--json", "--trace", tmp_path / "run.jsonl"), "--trace", "--json")
 
 
-def test_what_cannot_be_viewed(tmp_path: Path) -> None:
+def test_files_that_cannot_be_viewed_are_refused(tmp_path: Path) -> None:
     assert_refused(run("trace", "view", tmp_path / "nothing.jsonl"), "cannot be read")
     file = tmp_path / "other.jsonl"
     file.write_text(json.dumps({"prompt": "x"}) + "\n")

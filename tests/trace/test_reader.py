@@ -1,4 +1,4 @@
-"""What is wrong with a file is said in one line; a recording that broke off is read as far as it goes."""
+"""Errors in a file are reported in one line, and an incomplete recording is read as far as it goes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def token(token_id: int, **more: Any) -> dict[str, Any]:
 
 
 def sound() -> Lines:
-    """One text of two rounds: the first accepts one of two, the second has no draft."""
+    """A valid recording of one text in two steps: the first accepts one of two tokens, the second has no draft."""
     counts = {
         "num_steps": 2, "num_spec_steps": 1, "num_draft_tokens": 2, "num_accepted_tokens": 1,
         "num_evaluated_tokens": 2, "num_emitted_tokens": 3, "acceptance_histogram": [0, 1, 0],
@@ -46,7 +46,7 @@ def written(lines: Lines, folder: Path) -> Path:
     return file
 
 
-def test_a_sound_file_is_read(tmp_path: Path) -> None:
+def test_a_valid_file_is_read(tmp_path: Path) -> None:
     trace = read_trace(written(sound(), tmp_path))
     (text,) = trace.texts
     assert trace.is_complete
@@ -54,7 +54,7 @@ def test_a_sound_file_is_read(tmp_path: Path) -> None:
     assert trace.stats.num_evaluated_tokens == 2
 
 
-def test_fields_of_a_later_writer_are_passed_over(tmp_path: Path) -> None:
+def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     lines = sound()
     for line in lines:
         line["novelty"] = {"any": ["thing"]}
@@ -62,7 +62,7 @@ def test_fields_of_a_later_writer_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_lines", range(1, 8))
-def test_a_recording_that_broke_off_is_read_as_far_as_it_goes(num_lines: int, tmp_path: Path) -> None:
+def test_an_incomplete_recording_is_read_as_far_as_it_goes(num_lines: int, tmp_path: Path) -> None:
     file = written(sound()[:num_lines], tmp_path)
     for rest in ("", '{"type":"round","tex'):
         file.write_text(file.read_text() + rest)
@@ -104,7 +104,7 @@ FAULTS: dict[str, tuple[Callable[[Lines], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_wrong_is_said_in_one_line(fault: str, tmp_path: Path) -> None:
+def test_errors_are_reported_in_one_line(fault: str, tmp_path: Path) -> None:
     lines = sound()
     change, expected = FAULTS[fault]
     change(lines)
@@ -117,13 +117,13 @@ def test_what_is_wrong_is_said_in_one_line(fault: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"hello\n", b"\xff\xfe\n", b"[1]\n", b'{"type": "trace"'], ids=str)
-def test_what_is_no_trace_is_refused(raw: bytes, tmp_path: Path) -> None:
+def test_files_that_are_no_trace_are_refused(raw: bytes, tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_bytes(raw)
     with pytest.raises(ForedraftError, match="not a trace"):
         read_trace(file)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForedraftError, match="cannot be read: No such file"):
         read_trace(tmp_path / "nothing.jsonl")

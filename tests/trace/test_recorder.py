@@ -1,4 +1,4 @@
-"""A trace is what happened: its counts are the run's, its tokens the output, its p and q those of the two laws."""
+"""A trace records what happened: the counts of the run, the tokens of the output, and p and q of the two distributions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def traced(engine: Engine, run: Callable[[], object], file: Path) -> Trace:
-    """What `run` does to an engine, recorded."""
+    """The trace of what `run` does with an engine."""
     with file.open("w", encoding="utf-8") as stream:
         recorder = Recorder(stream, HEADER)
         engine.observers.append(recorder)
@@ -64,7 +64,7 @@ def run_dry(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_and_counts_are_the_outputs(kind: str, llm: LLM, file: Path) -> None:
+def test_tokens_and_counts_are_those_of_the_outputs(kind: str, llm: LLM, file: Path) -> None:
     with record(llm, file):
         outputs = llm.generate([CODE, STORY], KINDS[kind])
     trace = read_trace(file)
@@ -80,7 +80,7 @@ def test_tokens_and_counts_are_the_outputs(kind: str, llm: LLM, file: Path) -> N
         assert text.end is not None
         assert text.end.finish_reason == one.finish_reason
     found = sum((out.metrics.stats for out in outputs), SpeculationStats())
-    found.num_near_ties = 0  # nothing in a round tells of them
+    found.num_near_ties = 0  # rounds do not contain them
     assert trace.stats == found
 
 
@@ -93,12 +93,12 @@ def test_the_pieces_of_a_text_join_to_it(llm: LLM, file: Path) -> None:
     found = "".join(token.text for one in text.rounds for token in one.kept)
     whole = llm.tokenizer.decode(output.outputs[0].token_ids)
     assert whole.startswith(found)
-    assert len(whole) - len(found) < 4  # the bytes of a character that the last token left open
+    assert len(whole) - len(found) < 4  # the bytes of a character that the last token left incomplete
     assert text.begin.prompt == llm.tokenizer.decode(output.prompt_token_ids)
 
 
-def test_one_prompt_with_both_kinds_of_drafts(llm: LLM, file: Path) -> None:
-    """Requests of every kind in one batch keep their own rounds."""
+def test_requests_of_every_kind_in_one_batch_are_recorded(llm: LLM, file: Path) -> None:
+    """Each of them has its own rounds."""
     with record(llm, file):
         outputs = llm.generate([CODE] * len(KINDS), list(KINDS.values()))
     trace = read_trace(file)
@@ -113,7 +113,7 @@ def plain_text(make_engine: MakeEngine, prompt: list[int], params: SamplingParam
 
 
 class DraftsByLaw:
-    """Sampled drafts from known laws: q is 3/4 for id 11, 1/4 for id 12."""
+    """Sampled drafts from a known distribution: q is 3/4 for id 11 and 1/4 for id 12."""
 
     law = torch.zeros(4096).scatter(0, torch.tensor([11, 12]), torch.tensor([0.75, 0.25]))
 
@@ -127,7 +127,7 @@ class DraftsByLaw:
 
 
 class TokenProbs:
-    """Each round's p again, from the step itself."""
+    """Records each round's p from the step itself."""
 
     def __init__(self) -> None:
         self.rounds: list[list[tuple[float, float]]] = []
@@ -146,7 +146,7 @@ class TokenProbs:
             self.rounds.append(found)
 
 
-def test_p_and_q_are_those_of_the_laws(make_engine: MakeEngine, file: Path) -> None:
+def test_p_and_q_are_those_of_the_distributions(make_engine: MakeEngine, file: Path) -> None:
     laws = TokenProbs()
     engine = make_engine(DraftsByLaw(), observers=[laws], seed=1)
     params = SamplingParams(max_tokens=20, temperature=1.3, top_p=0.9, presence_penalty=1.0, ignore_eos=True)
@@ -155,15 +155,15 @@ def test_p_and_q_are_those_of_the_laws(make_engine: MakeEngine, file: Path) -> N
     rounds = trace.texts[0].rounds
     assert len(rounds) == len(laws.rounds) > 5
     for one, expected in zip(rounds, laws.rounds, strict=True):
-        assert [token.q for token in one.draft] == [0.75, 1.0][: len(one.draft)]  # the second was certain
+        assert [token.q for token in one.draft] == [0.75, 1.0][: len(one.draft)]  # the second token was certain
         tokens = [*one.draft, *([] if one.own is None else [one.own])]
         for token, (p, p_raw) in zip(tokens, expected, strict=False):
             assert token.p == pytest.approx(p, abs=1e-6)
             assert token.p_raw == pytest.approx(p_raw, abs=1e-6)
 
 
-def test_greedy_rounds_say_what_stood(make_engine: MakeEngine, file: Path) -> None:
-    """Known drafts with known faults: every verdict can be told beforehand."""
+def test_greedy_rounds_have_the_right_verdicts(make_engine: MakeEngine, file: Path) -> None:
+    """With known drafts and known errors every verdict can be predicted."""
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True).resolve({})
     prompt = [0, 549, 300, 11]
     text = plain_text(make_engine, prompt, params)
@@ -191,7 +191,7 @@ def test_greedy_rounds_say_what_stood(make_engine: MakeEngine, file: Path) -> No
 
 
 class TwoBranches:
-    """Trees of two branches of two tokens: one is the text's beginning, and the other goes wrong at once."""
+    """Drafts trees of two branches with two tokens: one continues the text, the other is wrong from its first token."""
 
     parents = (ROOT, ROOT, 0, 1)
 
@@ -235,7 +235,7 @@ def test_a_tree_keeps_its_branches(make_engine: MakeEngine, file: Path) -> None:
     assert trace.stats.num_accepted_tokens == sum(token.verdict == "accepted" for token in drafts)
 
 
-def test_a_prompt_in_pieces_is_steps_without_rounds(make_engine: MakeEngine, file: Path) -> None:
+def test_chunked_prefill_gives_steps_without_rounds(make_engine: MakeEngine, file: Path) -> None:
     engine = make_engine("ngram", limits=Limits(max_batch_tokens=8))
     engine.add([0, *range(500, 540)], SamplingParams(max_tokens=6, temperature=0.0).resolve({}))
     trace = traced(engine, lambda: run_dry(engine), file)
@@ -259,7 +259,7 @@ def test_an_aborted_text_ends_with_the_recording(llm: LLM, file: Path) -> None:
     assert trace.texts[1].token_ids == other.outputs[0].token_ids
 
 
-def test_a_text_that_was_running_before_is_passed_over(make_engine: MakeEngine, file: Path) -> None:
+def test_a_text_that_was_already_running_is_not_recorded(make_engine: MakeEngine, file: Path) -> None:
     engine = make_engine("ngram")
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True).resolve({})
     engine.add([0, 549, 300], params)
@@ -291,7 +291,7 @@ def test_every_line_is_json_by_itself(llm: LLM, file: Path) -> None:
     assert {line["type"] for line in lines} == {"trace", "text", "step", "round", "end", "close"}
 
 
-def test_without_a_tokenizer_there_are_ids(make_engine: MakeEngine) -> None:
+def test_without_a_tokenizer_ids_are_recorded(make_engine: MakeEngine) -> None:
     stream = io.StringIO()
     engine = make_engine("ngram", observers=[Recorder(stream, HEADER)])
     engine.add([0, 549, 300], SamplingParams(max_tokens=4, temperature=0.0).resolve({}))

@@ -1,4 +1,4 @@
-"""The page is one file, safe whatever a model wrote, and says what the trace says."""
+"""The page is a single file that is safe whatever a model wrote, and shows the contents of the trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOSTILE = "</script><script>window.bad=1</script><!-- <script> & \u2028\x00\x1b[
 
 
 class Scripts(HTMLParser):
-    """The content of each script, and every address that a tag names."""
+    """Collects the content of each script, and every address in a tag."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def page(lines: Lines, folder: Path) -> str:
     return page_of(read_trace(written(lines, folder)))
 
 
-def test_what_a_model_wrote_stays_data(tmp_path: Path) -> None:
+def test_text_of_a_model_stays_data(tmp_path: Path) -> None:
     calm = len(Scripts(page(sound(), tmp_path)).found)
     lines = sound()
     lines[0].update(method=HOSTILE, foredraft=HOSTILE)
@@ -71,7 +71,7 @@ def test_what_a_model_wrote_stays_data(tmp_path: Path) -> None:
     )
 
 
-def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
+def test_the_page_makes_no_requests(tmp_path: Path) -> None:
     text = page(sound(), tmp_path)
     parsed = Scripts(text)
     assert all(address is None or address.startswith("#") for address in parsed.addresses)
@@ -91,7 +91,7 @@ def test_the_data_is_the_trace(tmp_path: Path) -> None:
     assert found["counts"]["num_accepted_tokens"] == 1  # type: ignore[index]
 
 
-def test_a_recording_that_broke_off_says_so(tmp_path: Path) -> None:
+def test_an_incomplete_recording_is_shown_as_such(tmp_path: Path) -> None:
     assert "recording ended early" not in page(sound(), tmp_path)
     assert "recording ended early" in page(sound()[:-2], tmp_path)
 
@@ -101,13 +101,13 @@ def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
         page(sound()[:1], tmp_path)
 
 
-def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_page_is_reported(tmp_path: Path) -> None:
     trace = read_trace(written(sound(), tmp_path))
     with pytest.raises(ForedraftError, match="cannot be written: No such file"):
         write_page(trace, tmp_path / "nowhere" / "page.html")
 
 
-def test_the_library_is_whole_and_bears_its_licence() -> None:
+def test_the_library_is_complete_and_has_its_licence() -> None:
     library = three_js()
     assert "Three.js Authors" in library[:100]
     assert "SPDX-License-Identifier: MIT" in library[:200]
@@ -115,13 +115,13 @@ def test_the_library_is_whole_and_bears_its_licence() -> None:
     assert "</script" not in library.lower()
 
 
-def test_the_charts_say_the_counts() -> None:
+def test_the_charts_show_the_counts() -> None:
     stats = SpeculationStats()
     for accepted in (0, 1, 2, 2):
         stats.record(num_drafted=2, num_accepted=accepted, num_kept=accepted + 1)
     alpha, histogram = alpha_chart(stats), histogram_chart(stats)
-    assert ">0.75<" in alpha  # of four first draft tokens three stood
-    assert ">0.67<" in alpha  # of three second ones two
+    assert ">0.75<" in alpha  # of four first draft tokens three were accepted
+    assert ">0.67<" in alpha  # of three second ones two were accepted
     assert all(f">{count}<" in histogram for count in (1, 2))
     for svg in (alpha, histogram):
         assert svg.startswith("<svg aria-hidden")

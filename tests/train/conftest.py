@@ -1,4 +1,4 @@
-"""A toy target in a folder, with the embedded pair's tokenizer, and a text to train on."""
+"""Fixtures: a toy target in a folder, with the embedded pair's tokenizer, and a text to train on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_toy(folder: Path, *, num_layers: int = 3, width: int = 16, seed: int = 
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(3.0)  # a law that is not flat
+            parameter.mul_(3.0)  # a distribution that is not flat
     model.save_pretrained(folder)
     for name in TOKENIZER:
         shutil.copy(EMBEDDED / "target" / name, folder / name)
@@ -52,7 +52,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def make_toy_t5(folder: Path, *, num_layers: int = 3, seed: int = 0) -> Path:
-    """An encoder-decoder with the same tokenizer."""
+    """Make an encoder-decoder with the same tokenizer."""
     config = T5Config(
         vocab_size=4096,
         d_model=16,
@@ -78,7 +78,7 @@ def toy_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
-    """Each text is the source backwards."""
+    """Pairs in which each text is the reversed source."""
     file = tmp_path / "pairs.tsv"
     sources = [[WORDS[(i * j) % len(WORDS)] for j in range(1, 3 + i % 9)] for i in range(1, 60)]
     file.write_text("".join(f"{' '.join(words)}\t{' '.join(words[::-1])}\n" for words in sources))

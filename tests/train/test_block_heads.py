@@ -1,4 +1,4 @@
-"""Training of block drafters: what a loss is made of, and runs of the command on a toy target."""
+"""Training of block drafters: the loss, and runs of the command on a toy target."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def target(toy: Path) -> LanguageModel:
     return load_model(toy, LoadOptions(dtype="float32", device="cpu", kernels="torch"))
 
 
-def test_the_mask_is_a_token_that_no_text_holds() -> None:
+def test_the_mask_is_a_token_that_is_in_no_text() -> None:
     assert rarest_id([[0, 1, 2], [2, 4, 1]], 6) == 5
     assert rarest_id([[0, 1, 1, 2, 2]], 3) == 0
 
@@ -49,7 +49,7 @@ def test_anchors_follow_from_the_text_and_have_one_before(length: int) -> None:
 def loss_by_hand(
     target: LanguageModel, student: Any, ids: Tensor, next_ids: Tensor, anchor_every: int, decay: float
 ) -> float:
-    """Draft by draft: place p behind the anchor s is compared with the target's distribution after the token at s + p."""
+    """The loss computed draft by draft: position p after the anchor s is compared with the target's distribution after token s + p."""
     hf: Any = target.hf
     features, _ = TargetStates(target, student.config.taps)(ids)
     with torch.inference_mode():
@@ -68,14 +68,14 @@ def loss_by_hand(
 
 
 @pytest.mark.parametrize("correction", [None, Markov(8), Markov(8, "rnn")])
-def test_the_loss_compares_every_place_with_the_target(target: LanguageModel, correction: Markov | None) -> None:
+def test_the_loss_compares_every_position_with_the_target(target: LanguageModel, correction: Markov | None) -> None:
     student = new_block_head(target, (1, 2), 7, seed=0, block_size=4, correction=correction)
     for table in student.lm_heads:
         torch.nn.init.normal_(table.weight, generator=torch.Generator().manual_seed(3))  # type: ignore[arg-type]
     ids = torch.randint(1, 4096, (2, 14), generator=torch.Generator().manual_seed(0))
     next_ids = torch.cat([ids[:, 1:], torch.tensor([[7], [IGNORED]])], dim=1)
     next_ids[1, -3:] = IGNORED
-    next_ids[0, 2:4] = IGNORED  # given: read, and not predicted
+    next_ids[0, 2:4] = IGNORED  # given tokens are read but not predicted
     rows = target.hf.get_output_embeddings().weight.detach()  # type: ignore[union-attr]
     objective = BlockDrafts(TargetStates(target, (1, 2)), rows, 2, 0.5, DistillationLoss("kl", 0.7))
     sums = objective(student, ids, next_ids, 0.0)
@@ -88,7 +88,7 @@ def test_the_loss_compares_every_place_with_the_target(target: LanguageModel, co
 
 
 @pytest.mark.parametrize(("kind", "places"), [("dflash", 4), ("dspark", 5)])
-def test_a_head_is_made_and_drafts(kind: str, places: int, toy: Path, text: Path, tmp_path: Path) -> None:
+def test_a_head_is_trained_and_drafts(kind: str, places: int, toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "head"
     rank = ("--markov-rank", "8") if kind == "dspark" else ()
     result = head(toy, text, out, "--kind", kind, "--steps", "6", "--block-size", "5", "--json", *rank)
@@ -112,7 +112,7 @@ def test_a_head_is_made_and_drafts(kind: str, places: int, toy: Path, text: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
-def test_training_brings_the_head_nearer(kind: str, toy: Path, text: Path, tmp_path: Path) -> None:
+def test_training_brings_the_head_closer_to_the_target(kind: str, toy: Path, text: Path, tmp_path: Path) -> None:
     asked = ("--kind", kind, "--steps", "40", "--block-size", "4", "--validation-share", "0.2", "--json")
     result = head(toy, text, tmp_path / "head", *asked)
     assert result.exit_code == 0, result.stderr
@@ -132,7 +132,9 @@ def test_training_brings_the_head_nearer(kind: str, toy: Path, text: Path, tmp_p
         (("--kind", "dflash", "--taps", "3"), r"--taps must be inputs of layers, 0 to 2, not \[3\]"),
     ],
 )
-def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_refused_in_one_line(
+    toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str
+) -> None:
     result = head(toy, text, tmp_path / "head", "--steps", "1", *args)
     assert result.exit_code == 2, result.stderr
     (line,) = result.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""Packing loses no token, and which block comes when depends on the seed and the step alone."""
+"""Packing loses no token, and the order of blocks depends only on the seed and the step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_nothing_to_predict_is_refused(found: list[list[int]]) -> None:
 
 
 @given(documents, st.integers(1, 9))
-def test_what_is_given_is_read_and_not_predicted(found: list[list[int]], length: int) -> None:
+def test_given_tokens_are_read_but_not_predicted(found: list[list[int]], length: int) -> None:
     found = [[0, *document] for document in found]
     whole = pack(found, length, None)
     is_given = [place < len(document) // 2 for document in found for place in range(len(document))]
@@ -53,7 +53,7 @@ def batched(numbers: list[int], length: int) -> list[list[int]]:
     return [numbers[start : start + length] for start in range(0, len(numbers), length)]
 
 
-def test_a_text_that_is_all_given_is_refused() -> None:
+def test_a_text_with_only_given_tokens_is_refused() -> None:
     with pytest.raises(ForedraftError, match="none is left to predict"):
         pack([[1, 2, 3]], 2, None, len)
 
@@ -65,7 +65,7 @@ def test_an_epoch_reads_every_block_once(seed: int, num_blocks: int, batch_size:
         assert sorted(indices[epoch * num_blocks : (epoch + 1) * num_blocks]) == list(range(num_blocks))
 
 
-def test_a_step_is_the_same_whatever_was_asked_before() -> None:
+def test_the_blocks_of_a_step_do_not_depend_on_earlier_calls() -> None:
     wanted = [batch_indices(1, step, 3, 10) for step in range(12)]
     assert [batch_indices(1, step, 3, 10) for step in reversed(range(12))] == wanted[::-1]
     assert wanted != [batch_indices(2, step, 3, 10) for step in range(12)]

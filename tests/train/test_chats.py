@@ -1,4 +1,4 @@
-"""Conversations that a target writes: questions of its own or given ones, under its template, each written once."""
+"""Conversations that a target writes with its template, from its own or given questions; each is written once."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_given_questions_are_answered_in_turn(chat_toy: Path, tmp_path: Path) ->
         prompt = render_chat(tokenizer, [{"role": "user", "content": questions[number % 2]}])
         assert chat[: len(prompt)] == prompt
         assert 1 <= len(chat) - len(prompt) <= SPEC.answer_tokens
-    assert chats[1] == chats[3]  # greedy answers to the same question
+    assert chats[1] == chats[3]  # both are greedy answers to the same question
     assert chats[0] != chats[2]
 
 
-def test_a_question_is_given_and_an_answer_is_not(chat_toy: Path, tmp_path: Path) -> None:
+def test_questions_count_as_given_and_answers_do_not(chat_toy: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(chat_toy)
     count, (opening, closing) = question_counter(tokenizer), user_turn_frame(tokenizer)
     question, answer = [300, 301], [302, 303, *closing, 304]
@@ -70,7 +70,7 @@ def test_a_question_is_given_and_an_answer_is_not(chat_toy: Path, tmp_path: Path
         assert 1 <= len(chat) - count(chat) <= SPEC.answer_tokens
 
 
-def test_what_was_written_is_not_written_again(chat_toy: Path, tmp_path: Path) -> None:
+def test_written_conversations_are_not_written_again(chat_toy: Path, tmp_path: Path) -> None:
     shares: list[float] = []
     whole = write_chats(str(chat_toy), [], SPEC, tmp_path, shares.append)
     file = tmp_path / "chats.jsonl"
@@ -87,7 +87,7 @@ def test_a_model_without_a_template_is_refused(toy: Path, tmp_path: Path) -> Non
         write_chats(str(toy), [], SPEC, tmp_path, ignore)
 
 
-def test_what_writes_texts_keeps_none_of_them(toy: Path) -> None:
+def test_the_engine_that_writes_texts_retains_none(toy: Path) -> None:
     llm = writing_llm(str(toy))
     complete(llm, [[1, 2, 3]] * 3, [SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)] * 3)
     assert llm.engine.pool.used == 0

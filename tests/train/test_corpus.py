@@ -1,4 +1,4 @@
-"""What is read from files, and what is not."""
+"""Which documents are read from files, and which are not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_separators_and_lines_end_documents(tmp_path: Path) -> None:
     assert read_file(file, separator="", separator_line=None).documents == (file.read_text().strip("\n"),)
 
 
-def test_gzip_is_read_as_what_it_holds(tmp_path: Path) -> None:
+def test_gzip_files_are_read_like_their_contents(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
     plain.write_text("eins<|endoftext|>zwei")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -39,7 +39,7 @@ def test_json_lines_are_documents(tmp_path: Path) -> None:
         read_file(file)
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     file = tmp_path / "latin.txt"
     file.write_bytes("Grüße".encode("latin-1"))
     with pytest.raises(ForedraftError, match=r"latin\.txt is not UTF-8 text: byte 2"):
@@ -74,11 +74,11 @@ def test_the_split_is_disjoint_and_loses_nothing(documents: list[str], share: fl
     assert not {one.strip() for one in train} & {one.strip() for one in rest}
 
 
-def test_the_share_is_about_what_was_asked() -> None:
-    """Binomial: outside 0.07 to 0.13 of 4,000 in one of 10^9 sets of documents; these are fixed."""
+def test_the_held_out_share_is_about_the_requested_one() -> None:
+    """By the binomial distribution it is outside 0.07 to 0.13 of 4,000 in one of 10^9 sets of documents; these are fixed."""
     _, rest = split_held_out([f"document {i}" for i in range(4000)], 0.1)
     assert 0.07 < len(rest) / 4000 < 0.13
 
 
-def test_excluded_documents_stay_out_wherever_they_come() -> None:
+def test_excluded_documents_are_left_out_anywhere() -> None:
     assert exclude(["a", "b\n", " c"], ["b", "c\n"]) == ["a"]

@@ -1,4 +1,4 @@
-"""A decoder over the target's own encoder: what the loss is, and a run of the command on a toy target."""
+"""Training of a decoder over the target's own encoder: the loss, and a run of the command on a toy target."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_loss_compares_the_decoder_with_the_target_at_the_same_position(targ
     assert not any("embed" in name or "encoder." in name.removeprefix("decoder.") for name in trained)
 
 
-def test_all_of_the_targets_layers_have_nothing_to_learn(target: LanguageModel) -> None:
+def test_a_decoder_with_all_of_the_targets_layers_has_no_loss(target: LanguageModel) -> None:
     kind = DecoderKind(3)
     decoder = kind.new(target, [], seed=0)
     blocks = pair_blocks(PAIRS, 8)
@@ -71,7 +71,7 @@ def test_all_of_the_targets_layers_have_nothing_to_learn(target: LanguageModel) 
     assert pass_memory(decoder, objective, (2, 16)).gradients == 2 * 8 * 4096 * 4
 
 
-def test_what_was_saved_is_loaded_as_it_was(target: LanguageModel, tmp_path: Path) -> None:
+def test_a_saved_decoder_is_loaded_unchanged(target: LanguageModel, tmp_path: Path) -> None:
     kind = DecoderKind(2)
     decoder = kind.new(target, [], seed=0)
     save_decoder(decoder, tmp_path, "toy", torch.float32)
@@ -98,8 +98,8 @@ def test_a_decoder_is_trained_resumed_and_drafts(toy_t5: Path, pairs: Path, tmp_
     assert output.metrics.stats.num_draft_tokens > 0
 
 
-def test_a_target_in_bfloat16_is_trained_for_and_drafted_for(toy_t5: Path, pairs: Path, tmp_path: Path) -> None:
-    """Where there are compiled kernels, they serve it."""
+def test_a_decoder_for_a_bfloat16_target_is_trained_and_drafts(toy_t5: Path, pairs: Path, tmp_path: Path) -> None:
+    """Compiled kernels are used if there are any."""
     target, out = tmp_path / "target", tmp_path / "decoder"
     shutil.copytree(toy_t5, target)
     T5ForConditionalGeneration.from_pretrained(toy_t5, dtype=torch.bfloat16).save_pretrained(target)
@@ -107,14 +107,14 @@ def test_a_target_in_bfloat16_is_trained_for_and_drafted_for(toy_t5: Path, pairs
     assert result.exit_code == 0, result.stderr
     assert (
         json.loads(result.stdout)["history"][0]["acceptance"]["held-out text"] > 0.95
-    )  # it begins as the target's layers
+    )  # it is initialised with the target's layers
     llm = LLM(target, out, speculative_tokens=2)
     for params in (SamplingParams(temperature=0.0, max_tokens=8), SamplingParams(seed=3, max_tokens=8)):
         one, other = (each.generate(["the cat sat"] * 3, params) for each in (llm, llm.with_drafter("none")))
         assert [each.outputs[0].token_ids for each in one] == [each.outputs[0].token_ids for each in other]
 
 
-def test_it_is_for_encoder_decoders_alone(toy: Path, toy_t5: Path, text: Path, tmp_path: Path) -> None:
+def test_it_is_only_for_encoder_decoders(toy: Path, toy_t5: Path, text: Path, tmp_path: Path) -> None:
     for target, message in ((toy, "is a decoder-only model, and heads of this kind are for"), (toy_t5, "give --pairs")):
         out = tmp_path / target.name
         given = ("head", "--kind", "decoder", "--target", target, "--data", text, "--out", out, "--steps", "1")

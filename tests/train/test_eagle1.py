@@ -1,4 +1,4 @@
-"""EAGLE-1 heads that begin as a draft model: the same drafts at first, and a file that drafts like the head."""
+"""EAGLE-1 heads that are initialised with a draft model: the same drafts at first, and a file that drafts like the head."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drafted(head: EagleHead, target: LanguageModel, ids: Tensor) -> list[Tensor]:
-    """Logits of the first, second and third token behind each position."""
+    """The logits of the first, second and third token after each position."""
     features, _ = TargetStates(target, head.config.taps)(ids[:, :-1])
     return list(unroll(head, features, ids[:, 1:], 3))
 
 
 @pytest.mark.parametrize(("num_layers", "width"), [(1, 16), (2, 32)])
-def test_it_begins_with_the_draft_models_logits(
+def test_a_new_head_gives_the_draft_models_logits(
     num_layers: int, width: int, target: LanguageModel, tmp_path: Path
 ) -> None:
     folder = make_toy(tmp_path, num_layers=num_layers, width=width, seed=5)
@@ -54,8 +54,8 @@ def test_it_begins_with_the_draft_models_logits(
             assert torch.allclose(logits[:, : 13 - step], expected[:, step:], atol=1e-4)
 
 
-def test_embeddings_are_as_large_as_the_states_beside_them(target: LanguageModel, draft: Path) -> None:
-    """So that a step which changes fc weighs both alike."""
+def test_embeddings_are_scaled_to_the_size_of_the_states(target: LanguageModel, draft: Path) -> None:
+    """So that a training step on fc affects both equally."""
     head = Eagle1Kind(str(draft)).new(target, TEXTS, seed=0)
     features, _ = TargetStates(target, head.config.taps)(torch.tensor([TEXTS[1]]))
     with torch.no_grad():
@@ -64,7 +64,9 @@ def test_embeddings_are_as_large_as_the_states_beside_them(target: LanguageModel
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_saved_is_the_head(target: LanguageModel, draft: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_the_saved_files_give_the_same_head(
+    target: LanguageModel, draft: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
     kind = Eagle1Kind(str(draft))
     head = kind.new(target, TEXTS, seed=0)
     torch.nn.init.normal_(head.fc.weight, std=0.1)
@@ -82,8 +84,8 @@ def test_what_is_saved_is_the_head(target: LanguageModel, draft: Path, tmp_path:
             assert torch.allclose(found[:, : 13 - step], expected[:, : 13 - step], atol=1e-5)
 
 
-def test_a_head_is_made_trained_further_and_drafts(toy: Path, draft: Path, text: Path, tmp_path: Path) -> None:
-    """It reads the target's states: after training they have a weight."""
+def test_a_head_is_trained_further_and_drafts(toy: Path, draft: Path, text: Path, tmp_path: Path) -> None:
+    """It reads the target's states, which have non-zero weights after training."""
     asked = ("--kind", "eagle1", "--steps", "6", "--unroll", "3", "--json")
     result = train(toy, text, tmp_path / "head", *asked, "--draft-model", draft)
     assert result.exit_code == 0, result.stderr
@@ -91,7 +93,7 @@ def test_a_head_is_made_trained_further_and_drafts(toy: Path, draft: Path, text:
     checkpoint = load_head(str(tmp_path / "head"), TargetShape.of(AutoModelForCausalLM.from_pretrained(toy).config))
     assert isinstance(checkpoint.config, EagleConfig)
     assert checkpoint.config.kind == "eagle1"
-    assert checkpoint.tensors["fc.weight"][:, 16:].any()  # the states' half
+    assert checkpoint.tensors["fc.weight"][:, 16:].any()  # the half for the states
     card = (tmp_path / "head" / "README.md").read_text()
     assert "EAGLE-1" in card
     again = train(toy, text, tmp_path / "again", *asked, "--init", tmp_path / "head")
@@ -130,7 +132,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
         (Qwen3Config(vocab_size=4096, hidden_size=16, intermediate_size=24, num_hidden_layers=1), "the family qwen3"),
     ],
 )
-def test_a_draft_model_that_no_head_can_begin_as_is_refused(
+def test_an_unsuitable_draft_model_is_refused(
     target: LanguageModel, tmp_path: Path, config: PretrainedConfig, message: str
 ) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

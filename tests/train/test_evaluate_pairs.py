@@ -1,4 +1,4 @@
-"""Drafts for encoder-decoders on pairs: what they would draft is what transformers computes, and foretells the engine's τ."""
+"""Evaluation of drafts for encoder-decoders on pairs: it agrees with transformers, and predicts the engine's τ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE, TEXT = (17, 300, 41, 9, 0), [0, 25, 1200, 7, 7, 300, 0]
 
 @pytest.fixture(scope="module")
 def decoder(toy_t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two of the target's three layers, over its encoder."""
+    """A decoder with two of the target's three layers, over its encoder."""
     folder = tmp_path_factory.mktemp("decoder")
     target = load_model(toy_t5, LoadOptions(dtype="float32", device="cpu"))
     save_decoder(DecoderKind(2).new(target, [], seed=0), folder, str(toy_t5), torch.float32)
@@ -36,7 +36,7 @@ def decoder(toy_t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small_t5(toy_t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target with noise, and so with an encoder of its own."""
+    """The target with noise, and so with its own encoder."""
     folder = make_toy_t5(tmp_path_factory.mktemp("small_t5"))
     hf = T5ForConditionalGeneration.from_pretrained(folder)
     torch.manual_seed(3)
@@ -64,7 +64,7 @@ def hf_logits(folder: Path, source: tuple[int, ...], ids: list[int]) -> torch.Te
     return logits
 
 
-def test_acceptance_is_what_the_laws_of_transformers_give(toy_t5: Path, small_t5: Path) -> None:
+def test_acceptance_is_that_of_the_distributions_of_transformers(toy_t5: Path, small_t5: Path) -> None:
     llm = loaded(toy_t5, small_t5)
     of_tokens, of_draws = acceptance_on(llm.target, draft_of(llm), TEXT, 0.7, source=TokenSource(SOURCE))
     p, q = (torch.softmax(hf_logits(each, SOURCE, TEXT).double() / 0.7, -1) for each in (toy_t5, small_t5))
@@ -91,10 +91,10 @@ def test_a_decoder_with_all_of_the_targets_layers_is_always_right(toy_t5: Path, 
 
 
 @pytest.mark.parametrize("draft", ["decoder", "small_t5"])
-def test_the_rounds_of_greedy_texts_are_foretold(
+def test_the_steps_of_greedy_texts_are_predicted(
     draft: str, toy_t5: Path, pairs: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Nothing is drawn: what is expected is what happens, but for near ties."""
+    """Nothing is drawn, so predictions are exact except for near ties."""
     result = evaluate(
         *(toy_t5, request.getfixturevalue(draft), "--pairs", f"backwards={pairs}", "--temperature", "0", "--check"),
         *("--num-texts", "8", "--speculative-tokens", "3", "--max-tokens", "24", "--budget", "none", "--json"),
@@ -121,7 +121,7 @@ def test_jsonl_is_read_as_in_training_and_the_speed_is_predicted(toy_t5: Path, d
     assert "predicted speedup" in " ".join(result.stdout.split())
 
 
-def test_a_pair_is_cut_to_what_the_models_read(toy_t5: Path, small_t5: Path) -> None:
+def test_a_pair_is_cut_to_the_context_of_the_models(toy_t5: Path, small_t5: Path) -> None:
     llm = loaded(toy_t5, small_t5)
     most = llm.target.traits.source_len
     text = held_out_text(llm, Pair("the cat " * most, "a dog"), prompt_len=24)

@@ -1,4 +1,4 @@
-"""Training of early exits: what the loss is, and runs of the command on a toy target."""
+"""Training of early exits: the loss, and runs of the command on a toy target."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_loss_compares_the_exit_with_the_target_at_the_same_position(target:
 
 
 @pytest.mark.parametrize("adapter_size", ["0", "32"])
-def test_an_exit_is_made_and_drafts(toy: Path, text: Path, tmp_path: Path, adapter_size: str) -> None:
+def test_an_exit_is_trained_and_drafts(toy: Path, text: Path, tmp_path: Path, adapter_size: str) -> None:
     out = tmp_path / "exit"
     asked = (
         "--exit-layer",
@@ -99,7 +99,9 @@ def test_an_exit_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> No
         (("--exit-layer", "1", "--unroll", "2"), "--unroll does not apply to --kind exit: leave it out"),
     ],
 )
-def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_refused_in_one_line(
+    toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str
+) -> None:
     result = head(toy, text, tmp_path / "exit", "--steps", "1", *args)
     assert result.exit_code == 2, result.stderr
     (line,) = result.stderr.splitlines()

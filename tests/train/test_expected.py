@@ -1,4 +1,4 @@
-"""τ without a draw, against enumeration, against the verifier itself, and against the engine."""
+"""The expected τ, compared with enumeration, with the verifier itself, and with the engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ probabilities = st.lists(st.floats(0.0, 1.0), min_size=0, max_size=7)
 
 
 def rounds_by_enumeration(acceptance: Sequence[float], gamma: int) -> tuple[float, list[float], list[float]]:
-    """Every outcome of every coin, each walked as the engine walks. -> rounds, evaluated and accepted by place"""
+    """Enumerate every outcome of every draft token, as the engine proceeds. -> steps, evaluated and accepted by position"""
     rounds, evaluated, accepted = 0.0, [0.0] * gamma, [0.0] * gamma
     for coins in itertools.product((False, True), repeat=len(acceptance)):
         weight = 1.0
@@ -39,7 +39,7 @@ def rounds_by_enumeration(acceptance: Sequence[float], gamma: int) -> tuple[floa
                     break
                 accepted[place] += weight
                 at += 1
-            at += 1  # the recovered or the bonus token
+            at += 1  # the recovered or bonus token
     return rounds, evaluated, accepted
 
 
@@ -54,20 +54,20 @@ def test_the_recursion_is_the_mean_over_all_outcomes(acceptance: list[float], ga
 
 
 @given(probabilities.filter(bool), st.integers(1, 4))
-def test_tokens_are_accounted_for(acceptance: list[float], gamma: int) -> None:
-    """A round gives what it accepts, and one token of the target's."""
+def test_steps_and_accepted_tokens_add_up_to_the_text(acceptance: list[float], gamma: int) -> None:
+    """A step gives the tokens that it accepts and one of the target's."""
     found = expect(acceptance, gamma)
     assert found.num_rounds + found.accepted.sum() == pytest.approx(len(acceptance))
 
 
-def test_the_ends_of_the_scale() -> None:
+def test_acceptance_rates_of_0_and_1() -> None:
     assert expect([0.0] * 12, 3).tau == pytest.approx(1.0)
     assert expect([1.0] * 12, 3).tau == pytest.approx(4.0)
     assert (expect([0.5] * 4, 2) + Expectation.zero(2)).num_rounds == expect([0.5] * 4, 2).num_rounds
 
 
-def test_long_texts_come_to_the_papers_formula() -> None:
-    """τ = (1 - α^(γ+1)) / (1 - α) of arXiv:2211.17192, where every token is accepted alike."""
+def test_the_tau_of_long_texts_approaches_the_papers_formula() -> None:
+    """τ = (1 - α^(γ+1)) / (1 - α) of arXiv:2211.17192, if every token has the same acceptance rate."""
     assert expect([0.8] * 5000, 4).tau == pytest.approx((1 - 0.8**5) / (1 - 0.8), rel=1e-3)
 
 
@@ -75,14 +75,14 @@ VOCAB, GAMMA, TEXT = 3, 2, 5
 
 
 def toy_laws(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """p and q [V, V]: the law of the next token by the one before."""
+    """p and q [V, V], the distributions of the next token by the one before."""
     noise = torch.Generator().manual_seed(seed)
     p, q = (torch.softmax(2 * torch.randn(VOCAB, VOCAB, generator=noise, dtype=torch.float64), -1) for _ in range(2))
     return p, q
 
 
 def rounds_of_the_verifier(p: torch.Tensor, q: torch.Tensor) -> float:
-    """Every draft and every verdict of the production law, weighed."""
+    """The expected number of steps, over every draft and every verdict of the production rule."""
 
     @cache
     def rounds(last: int, left: int) -> float:
@@ -112,7 +112,7 @@ def rounds_of_the_verifier(p: torch.Tensor, q: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_mean_over_the_targets_texts_is_that_of_the_verifier(seed: int) -> None:
-    """All texts of a toy target, each with its probability, against rounds of the production law: no draw on either side."""
+    """All texts of a toy target with their probabilities, compared with steps of the production rule; nothing is drawn."""
     p, q = toy_laws(seed)
     mean = 0.0
     for text in itertools.product(range(VOCAB), repeat=TEXT):
@@ -123,8 +123,8 @@ def test_the_mean_over_the_targets_texts_is_that_of_the_verifier(seed: int) -> N
     assert mean == pytest.approx(rounds_of_the_verifier(p, q), abs=1e-12)
 
 
-def test_a_place_has_its_own_acceptance() -> None:
-    """Two rounds: the first token is the target's own; then tokens 1 and 2 are drafted, at the places 1 and 2."""
+def test_each_position_has_its_own_acceptance_rate() -> None:
+    """In two steps: the first token is the target's own, then tokens 1 and 2 are drafted, at positions 1 and 2."""
     found = expect([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0]], 2, num_undrafted=1)
     assert found.num_rounds == pytest.approx(1 + 1 + 0.5)
     assert found.accepted.tolist() == pytest.approx([1.0, 0.5])
@@ -138,8 +138,8 @@ def llm() -> LLM:
 PROMPTS = ("def add(a, b):", "Once upon a time there was a", "class Node:\n    def __init__(self", "The dog and the")
 
 
-def test_the_rounds_of_greedy_text_are_predicted_exactly(llm: LLM) -> None:
-    """Nothing is drawn: what is expected is what happens, but for near ties."""
+def test_the_steps_of_greedy_text_are_predicted_exactly(llm: LLM) -> None:
+    """Nothing is drawn, so predictions are exact except for near ties."""
     prompts = [llm.text_tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     params = SamplingParams(temperature=0.0, max_tokens=24)
     total = Expectation.zero(3)
@@ -151,7 +151,7 @@ def test_the_rounds_of_greedy_text_are_predicted_exactly(llm: LLM) -> None:
     assert measured_tau(llm, prompts, params, 3) == pytest.approx(total.tau, rel=0.03)
 
 
-def test_acceptance_is_that_of_the_warped_laws(llm: LLM) -> None:
+def test_acceptance_is_that_of_the_warped_distributions(llm: LLM) -> None:
     ids = llm.text_tokenizer("def add(a, b):\n    return a + b")["input_ids"]
     with torch.no_grad():
         p, q = (

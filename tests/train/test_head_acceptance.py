@@ -1,4 +1,4 @@
-"""What heads would draft on texts is what their drafters draft, and foretells the engine's τ."""
+"""Evaluation of heads on texts: it agrees with their drafters, and predicts the engine's τ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def llm(request: pytest.FixtureRequest) -> LLM:
 
 
 def drafted_probs(llm: LLM, ids: list[int], features: Tensor, position: int, place: int) -> Tensor:
-    """The drafter's own q of the token at this position, if it has this place in its draft. [V]"""
+    """[V], the drafter's own q for the token at this position of the text, at this place of its draft."""
     made = request_for(100 * position + place, ids[:position], 1, temperature=0.7)
     known = Features(features[: position - place - 1])
     request = DraftRequest(made.seq_id, made.tokens, 1, made.sampler, known, place)
@@ -39,7 +39,7 @@ def drafted_probs(llm: LLM, ids: list[int], features: Tensor, position: int, pla
     return proposal.token_probs.dense(4096)[0]
 
 
-def test_every_place_of_a_draft_has_the_probabilities_that_the_drafter_draws_from(llm: LLM) -> None:
+def test_every_position_of_a_draft_has_the_probabilities_of_the_drafter(llm: LLM) -> None:
     ids = list(llm.text_tokenizer("def add(a, b):\n    return a + b\n")["input_ids"])
     assert llm.head is not None
     (features,) = llm.target.read_features([ids], llm.head.config.taps)
@@ -52,8 +52,8 @@ def test_every_place_of_a_draft_has_the_probabilities_that_the_drafter_draws_fro
             assert float((q - theirs).abs().sum()) < 0.05  # in bfloat16
 
 
-def test_the_rounds_of_greedy_text_are_foretold() -> None:
-    """Nothing is drawn: what is expected is what happens, but for near ties. And a head's place in the draft matters."""
+def test_the_steps_of_greedy_text_are_predicted() -> None:
+    """Nothing is drawn, so predictions are exact except for near ties. The position of a head in the draft matters."""
     llm = LLM(
         EMBEDDED / "target", fitted_settings("medusa")["draft_model"], speculative_tokens=NUM_HEADS, num_threads=1
     )

@@ -1,4 +1,4 @@
-"""Training of heads: what a loss is made of, and runs of the command on a toy target."""
+"""Training of heads: the loss, and runs of the command on a toy target."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def target(toy: Path) -> LanguageModel:
 
 
 @pytest.mark.parametrize(("num_layers", "taps"), [(1, (0,)), (2, (1,)), (3, (1, 2)), (8, (2, 4, 7)), (32, (2, 16, 31))])
-def test_default_taps_are_inputs_of_layers(num_layers: int, taps: tuple[int, ...]) -> None:
+def test_default_taps_are_layer_inputs(num_layers: int, taps: tuple[int, ...]) -> None:
     assert default_taps(num_layers) == taps
 
 
@@ -57,7 +57,7 @@ def test_the_most_frequent_ids_are_drafted() -> None:
     assert 9 in filled.tolist()
 
 
-def test_states_are_the_targets_own(target: LanguageModel) -> None:
+def test_states_are_those_of_the_target(target: LanguageModel) -> None:
     ids = torch.tensor([[5, 6, 7, 8], [9, 5, 5, 6]])
     features, final = TargetStates(target, (2, 1))(ids)
     hf: Any = target.hf
@@ -70,7 +70,7 @@ def test_states_are_the_targets_own(target: LanguageModel) -> None:
 def loss_by_hand(
     target: LanguageModel, student: Any, ids: Tensor, next_ids: Tensor, columns: Tensor, num_steps: int, decay: float
 ) -> float:
-    """Row by row: behind position P, step j is compared with the target's distribution after the token at P + 1 + j."""
+    """The loss computed row by row: after position P, step j is compared with the target's distribution after token P + 1 + j."""
     hf: Any = target.hf
     features, _ = TargetStates(target, student.config.taps)(ids)
     with torch.inference_mode():
@@ -87,13 +87,13 @@ def loss_by_hand(
     return total / sum(decay**step for step in range(num_steps))
 
 
-def test_the_loss_compares_every_draft_with_the_target_at_its_own_place(target: LanguageModel) -> None:
+def test_the_loss_compares_every_draft_token_with_the_target_at_its_position(target: LanguageModel) -> None:
     columns = torch.arange(0, 4096, 4)
     student = new_eagle3(target, (1, 2), columns, seed=0)
     ids = torch.randint(1, 4096, (2, 9), generator=torch.Generator().manual_seed(0))
     next_ids = torch.cat([ids[:, 1:], torch.tensor([[7], [IGNORED]])], dim=1)
     next_ids[1, -3:] = IGNORED
-    next_ids[0, 2:4] = IGNORED  # given: read, and not predicted
+    next_ids[0, 2:4] = IGNORED  # given tokens are read but not predicted
     rows = target.hf.get_output_embeddings().weight[columns].detach()  # type: ignore[union-attr, index]
     objective = UnrolledDrafts(TargetStates(target, (1, 2)), rows, 3, 0.5, DistillationLoss("kl", 0.7))
     sums = objective(student, ids, next_ids, 0.0)
@@ -116,7 +116,7 @@ def test_mixed_precision_rounds_products_and_keeps_weights(target: LanguageModel
     assert {parameter.grad.dtype for parameter in student.parameters() if parameter.grad is not None} == {torch.float32}
 
 
-def test_a_head_is_made_and_drafts(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_a_head_is_trained_and_drafts(toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "head"
     asked = ("--steps", "6", "--unroll", "3", "--draft-vocab-size", "512", "--generations", "3", "--json")
     result = head(toy, text, out, *asked)
@@ -141,8 +141,8 @@ def test_a_head_is_made_and_drafts(toy: Path, text: Path, tmp_path: Path) -> Non
     assert output.metrics.stats.num_draft_tokens > 0
 
 
-def test_a_head_keeps_the_targets_lm_head(toy: Path, text: Path, tmp_path: Path) -> None:
-    """It is neither trained nor saved, also where the head drafts a part of the vocabulary; and it drafts as if it were."""
+def test_a_head_may_use_the_targets_lm_head(toy: Path, text: Path, tmp_path: Path) -> None:
+    """The lm_head is neither trained nor saved, also with a reduced vocabulary, and the head drafts as if it were."""
     out = tmp_path / "head"
     asked = ("--steps", "4", "--draft-vocab-size", "512", "--share-lm-head", "--intermediate-size", "8")
     assert head(toy, text, out, *asked, "--checkpoint-every", "0s").exit_code == 0
@@ -178,7 +178,7 @@ def test_a_head_in_eight_bits_drafts_and_is_trained_further(toy: Path, text: Pat
 
 
 @pytest.mark.slow
-def test_training_brings_the_head_nearer(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_training_brings_the_head_closer_to_the_target(toy: Path, text: Path, tmp_path: Path) -> None:
     result = head(toy, text, tmp_path / "head", "--steps", "40", "--unroll", "2", "--validation-share", "0.2", "--json")
     assert result.exit_code == 0, result.stderr
     first, *_, last = json.loads(result.stdout)["history"]
@@ -208,7 +208,9 @@ def test_a_head_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> Non
         (("--quantization", "int3", "--steps", "1"), "a head can be stored in bfloat16 or int8, not 'int3'"),
     ],
 )
-def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_refused_in_one_line(
+    toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str
+) -> None:
     result = head(toy, text, tmp_path / "head", *args)
     assert result.exit_code == 2, result.stderr
     (line,) = result.stderr.splitlines()
@@ -216,8 +218,8 @@ def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tupl
         raise ForedraftError(line)
 
 
-def test_a_head_is_trained_on_conversations_alone(toy: Path, tmp_path: Path) -> None:
-    """Without files: some conversations are held out, and the card tells where the text comes from."""
+def test_a_head_may_be_trained_on_conversations_only(toy: Path, tmp_path: Path) -> None:
+    """Without files: some conversations are held out, and the card says where the text comes from."""
     folder = tmp_path / "chat-toy"
     shutil.copytree(toy, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)

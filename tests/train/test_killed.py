@@ -1,4 +1,4 @@
-"""Runs that are killed at ten random moments, of every kind: the result is that of a run that nobody disturbed."""
+"""Runs of every kind that are killed at ten random moments give the result of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ KINDS = {
 }
 NUM_KILLS = 10
 NUM_STEPS = {"exit": 150}
-"""Of the runs. A step of an exit takes a few milliseconds: few of them would be over before they are killed."""
+"""The steps of a run, by kind. A step of an exit takes only milliseconds, so a short run would be over before it is killed."""
 FEW_STEPS = 24
 LONGEST_WAIT = 0.05
-"""Seconds behind a step: several steps take less, each with a checkpoint."""
+"""Up to this many seconds after a step: longer than several steps, each with a checkpoint."""
 
 
 def command(kind: str, toy: Path, text: Path, out: Path) -> list[str]:
@@ -52,11 +52,11 @@ def finish(kind: str, toy: Path, text: Path, out: Path) -> None:
 
 
 def kill_at_a_random_moment(process: ForkServerProcess, out: Path, moments: random.Random) -> int | None:
-    """While it loads, or behind its first, second or third step. -> exit code"""
+    """Kill a run while it loads, or after its first, second or third step. -> exit code"""
     num_before = len(read_log(out / "log.jsonl"))
     num_steps, wait, deadline = moments.randrange(4), moments.uniform(0, LONGEST_WAIT), time.monotonic() + 120
     while num_steps and process.is_alive() and time.monotonic() < deadline:
-        # a log is cut back to its checkpoint before it grows
+        # the log is truncated to the checkpoint before it grows
         num_before = min(num_before, (now := len(read_log(out / "log.jsonl"))))
         if now >= num_before + num_steps:
             break
@@ -69,7 +69,9 @@ def kill_at_a_random_moment(process: ForkServerProcess, out: Path, moments: rand
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(kind: str, toy: Path, text: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_with_the_result_of_an_undisturbed_one(
+    kind: str, toy: Path, text: Path, tmp_path: Path
+) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     finish(kind, toy, text, whole)
     moments = random.Random(kind)

@@ -1,4 +1,4 @@
-"""The losses against their definitions, and their gradients against automatic differentiation."""
+"""The losses compared with their definitions, and their gradients with automatic differentiation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def by_definition(ours: torch.Tensor, theirs: torch.Tensor, temperature: float, 
 
 
 @given(st.integers(0, 50), st.sampled_from([0.25, 0.8, 1.0, 2.0]), st.sampled_from([0.0, 0.3, 1.0]))
-def test_distillation_is_what_it_says_and_so_is_its_gradient(seed: int, temperature: float, kl_share: float) -> None:
+def test_the_distillation_loss_and_its_gradient_follow_the_definition(
+    seed: int, temperature: float, kl_share: float
+) -> None:
     ours, theirs = logits(2 * seed).requires_grad_(), logits(2 * seed + 1)
     found = distilled(ours, theirs, temperature, kl_share)
     wanted = by_definition(ours, theirs, temperature, kl_share)
@@ -46,7 +48,7 @@ def test_total_variation_is_one_minus_acceptance(seed: int) -> None:
     assert float(found.loss) == pytest.approx(found.num_rows - found.acceptance, rel=1e-6)
 
 
-def test_a_step_down_the_gradient_is_accepted_more_often() -> None:
+def test_a_gradient_step_increases_acceptance() -> None:
     ours, theirs = logits(1).requires_grad_(), logits(2)
     before = distilled(ours, theirs, 1.0, 0.0)
     (gradient,) = torch.autograd.grad(before.loss, ours)
@@ -54,7 +56,7 @@ def test_a_step_down_the_gradient_is_accepted_more_often() -> None:
     assert after.acceptance > before.acceptance
 
 
-def test_a_student_like_its_target_has_nothing_to_learn() -> None:
+def test_a_student_equal_to_its_target_has_no_gradient() -> None:
     same = logits(3).requires_grad_()
     found = distilled(same, same.detach(), 0.7, 0.5)
     assert float(found.loss) == pytest.approx(0.0, abs=1e-6)
@@ -72,7 +74,7 @@ def test_next_token_is_cross_entropy() -> None:
     assert torch.allclose(gradient, expected, atol=1e-9)
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = logits(5, rows=11), logits(6, rows=11)
     whole = distilled(ours, theirs, 1.0, 0.4)
     monkeypatch.setattr(losses, "_CHUNK", 14)
@@ -82,8 +84,8 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("chunk", [14, 1 << 18])
-def test_selected_rows_are_compared_with_those_that_are_named(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    """Some twice, some not at all, in any order; selecting twice composes."""
+def test_selected_rows_are_compared_with_the_given_rows(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Some rows twice, some not at all, in any order; selections can be composed."""
     monkeypatch.setattr(losses, "_CHUNK", chunk)
     theirs, places = logits(9, rows=6), torch.tensor([5, 0, 0, 3, 2])
     ours = logits(10).requires_grad_()
@@ -98,7 +100,7 @@ def test_selected_rows_are_compared_with_those_that_are_named(monkeypatch: pytes
         assert torch.allclose(same, gradient, atol=1e-12)
 
 
-def test_rows_behind_the_targets_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_the_targets_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "_CHUNK", 14)
     ours, theirs = logits(11, rows=8).requires_grad_(), logits(12)
     found, alone = distilled(ours, theirs, 0.8, 0.4), distilled(ours[:5], theirs, 0.8, 0.4)
@@ -119,7 +121,7 @@ def test_logits_in_bfloat16_get_a_gradient_in_bfloat16() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("progress", [0.0, 0.2, 1.0])
 def test_compiled_kernels_give_the_same_loss_and_gradient(dtype: torch.dtype, progress: float) -> None:
-    """With rows that are compared twice, and rows behind those that count."""
+    """With rows that are compared twice, and rows that do not count."""
     kernels = load_kernels()
     if kernels is None:
         pytest.skip("no compiled kernels here")
@@ -137,8 +139,8 @@ def test_compiled_kernels_give_the_same_loss_and_gradient(dtype: torch.dtype, pr
     assert not found[3][5:].any()
 
 
-def test_only_a_processors_float32_and_bfloat16_are_given_to_the_kernels() -> None:
-    """float64 has no kernel, and is computed as without them."""
+def test_the_kernels_are_used_for_float32_and_bfloat16_on_a_cpu_only() -> None:
+    """There is no kernel for float64."""
     ours, theirs = logits(15), logits(16)
     loss, plain = DistillationLoss(kernels=load_kernels()), DistillationLoss()
     assert float(loss(ours, loss.distribution(theirs), 0.2).loss) == float(
@@ -147,8 +149,8 @@ def test_only_a_processors_float32_and_bfloat16_are_given_to_the_kernels() -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_row_is_no_loss(dtype: torch.dtype) -> None:
-    """A block may have no token so many places behind one that is predicted."""
+def test_without_rows_there_is_no_loss(dtype: torch.dtype) -> None:
+    """A block may be too short to have a token this many positions after a predicted one."""
     loss = DistillationLoss(kernels=load_kernels())
     ours = torch.zeros(0, 7, dtype=dtype, requires_grad=True)
     sums = loss(ours, loss.distribution(logits(17).to(dtype)).select(torch.tensor([], dtype=torch.int64)), 0.2)

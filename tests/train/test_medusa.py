@@ -1,4 +1,4 @@
-"""Medusa heads as what is trained: what they begin as, what their loss compares, and runs of the command on a toy target."""
+"""Training of Medusa heads: their initial weights, their loss, and runs of the command on a toy target."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_new_heads_give_the_targets_own_logits(target: LanguageModel, is_shared:
     assert {5, 6, 7} <= set(heads.config.target_ids.tolist())
 
 
-def test_the_loss_compares_every_head_with_the_target_at_its_own_place(target: LanguageModel) -> None:
-    """Behind position P head h is compared with the target's distribution after the token at P + 1 + h, row by row."""
+def test_the_loss_compares_every_head_with_the_target_at_its_position(target: LanguageModel) -> None:
+    """After position P head h is compared with the target's distribution after token P + 1 + h, row by row."""
     columns = torch.arange(0, 4096, 4)
     kind = MedusaKind(num_heads=3)
     student = kind.new(target, [], seed=0)
@@ -96,7 +96,7 @@ def test_the_loss_compares_every_head_with_the_target_at_its_own_place(target: L
     assert all(parameter.grad is not None for parameter in student.parameters())
 
 
-def test_heads_are_made_and_draft(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_heads_are_trained_and_draft(toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "heads"
     result = train(toy, text, out, "--steps", "6", "--heads", "3", "--draft-vocab-size", "512", "--json")
     assert result.exit_code == 0, result.stderr
@@ -117,7 +117,9 @@ def test_heads_are_made_and_draft(toy: Path, text: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("lm_heads", [(), ("--own-lm-heads",)])
-def test_training_brings_the_heads_nearer(toy: Path, text: Path, tmp_path: Path, lm_heads: tuple[str, ...]) -> None:
+def test_training_brings_the_heads_closer_to_the_target(
+    toy: Path, text: Path, tmp_path: Path, lm_heads: tuple[str, ...]
+) -> None:
     asked = ("--steps", "40", "--heads", "2", "--validation-share", "0.2", "--json", *lm_heads)
     result = train(toy, text, tmp_path / "heads", *asked)
     assert result.exit_code == 0, result.stderr
@@ -126,8 +128,10 @@ def test_training_brings_the_heads_nearer(toy: Path, text: Path, tmp_path: Path,
     assert last["loss"][kind] < 0.8 * first["loss"][kind]
 
 
-def test_a_run_goes_on_where_it_was_cut(toy: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files of a run that is interrupted after its third step and continued are those of an undisturbed one."""
+def test_an_interrupted_run_resumes_where_it_stopped(
+    toy: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is interrupted after its third step and continued gives the files of an undisturbed run."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     asked = ("--steps", "6", "--heads", "2", "--checkpoint-every", "0s")
     assert train(toy, text, whole, *asked).exit_code == 0
@@ -141,7 +145,7 @@ def test_a_run_goes_on_where_it_was_cut(toy: Path, text: Path, tmp_path: Path, m
 
 
 def test_heads_are_trained_further(toy: Path, text: Path, tmp_path: Path) -> None:
-    """The second run begins where the first one ended, up to the rounding of what was saved."""
+    """The second run begins where the first one ended, up to the rounding of the saved weights."""
     first, second = tmp_path / "first", tmp_path / "second"
     asked = ("--heads", "2", "--validation-share", "0.2", "--json")
     before = json.loads(train(toy, text, first, "--steps", "20", *asked).stdout)["history"]
@@ -165,7 +169,9 @@ def test_heads_are_trained_further(toy: Path, text: Path, tmp_path: Path) -> Non
         (("--decay", "1.5"), "--decay above 0 and at most 1"),
     ],
 )
-def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_refused_in_one_line(
+    toy: Path, text: Path, tmp_path: Path, args: tuple[str, ...], message: str
+) -> None:
     result = train(toy, text, tmp_path / "heads", "--steps", "1", *args)
     assert result.exit_code == 2, result.stderr
     (line,) = result.stderr.splitlines()
@@ -174,7 +180,7 @@ def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path, args: tupl
 
 
 def stopping_after(num_steps: int) -> Any:
-    """In the place of stop_on_signal: a signal after so many steps."""
+    """Replaces stop_on_signal: as if a signal came after num_steps steps."""
 
     @contextmanager
     def stop() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""How a batch is cut into passes."""
+"""How a batch is divided into passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HALF = 64
 @given(
     st.lists(st.tuples(st.integers(1, HALF), st.integers(1, HALF)), min_size=1, max_size=40), st.integers(1, 1 << 17)
 )
-def test_passes_read_every_block_once_and_no_more_places_than_fit(sizes: list[tuple[int, int]], width: int) -> None:
+def test_passes_read_every_block_once_and_keep_to_their_size(sizes: list[tuple[int, int]], width: int) -> None:
     ids = torch.full((len(sizes), 2 * HALF), IGNORED)
     for row, (source, text) in zip(ids, sizes, strict=True):
         row[:source] = 1

@@ -1,4 +1,4 @@
-"""Encoder-decoders trained on pairs of a source and a text: files, blocks, and runs of the command on a toy."""
+"""Training of encoder-decoders on pairs of a source and a text: files, blocks, and runs of the command on a toy model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model(toy_t5: Path) -> PreTrainedModel:
     return load_for_training(str(toy_t5))
 
 
-def test_files_of_pairs(tmp_path: Path) -> None:
+def test_files_of_pairs_are_read(tmp_path: Path) -> None:
     tabbed, records = tmp_path / "a.tsv.gz", tmp_path / "b.jsonl"
     tabbed.write_bytes(gzip.compress(b"Good morning.\tGuten Morgen.\r\n\nHi.\tHallo.\n"))
     records.write_text('{"source": "def f():\\n\\treturn 1", "text": "Give one."}\n{"source": "x", "text": " "}\n')
@@ -52,7 +52,7 @@ def test_files_of_pairs(tmp_path: Path) -> None:
         read_pairs(records)
 
 
-def test_pairs_with_the_same_source_are_on_the_same_side() -> None:
+def test_pairs_with_the_same_source_are_in_the_same_split() -> None:
     pairs = [Pair(f"source {i % 40}", f"text {i}") for i in range(120)]
     train, held_out = split_held_out_pairs(pairs, 0.3)
     assert len(train) + len(held_out) == 120
@@ -69,7 +69,7 @@ def test_a_text_ends_with_one_end_token(toy_t5: Path) -> None:
     assert tokenize_pairs([Pair("the cat", "the dog")], tokenizer)[0].text == text[:-1]
 
 
-def test_a_block_is_a_source_and_a_text_and_what_is_longer_is_cut() -> None:
+def test_a_block_is_a_source_and_a_text_both_cut_to_their_maximum() -> None:
     blocks = pair_blocks(PAIRS, 4)
     assert blocks.ids.tolist() == [[5, 6, 7, 0, 9, 8, 0, IGNORED], [4, 0, IGNORED, IGNORED, 7, 6, 5, 4]]
     assert blocks.next_ids.tolist() == [[IGNORED] * 4 + [9, 8, 0, IGNORED], [IGNORED] * 4 + [7, 6, 5, 4]]
@@ -77,7 +77,7 @@ def test_a_block_is_a_source_and_a_text_and_what_is_longer_is_cut() -> None:
 
 
 def test_the_loss_is_that_of_each_pair_alone(model: PreTrainedModel) -> None:
-    """Padding counts for nothing: the library's own loss of pairs that have none."""
+    """Padding does not count: the loss equals transformers' own loss of each pair without padding."""
     blocks = pair_blocks(PAIRS, 8)
     ids, next_ids = blocks.ids.long(), blocks.next_ids.long()
     sums = NextToken(PairReader())(model, ids, next_ids, 0.0)
@@ -92,13 +92,13 @@ def test_the_loss_is_that_of_each_pair_alone(model: PreTrainedModel) -> None:
     assert same.acceptance == pytest.approx(8, abs=1e-4)
 
 
-def test_memory_is_foretold_for_all_of_a_block(model: PreTrainedModel) -> None:
+def test_memory_is_predicted_for_a_whole_block(model: PreTrainedModel) -> None:
     told = pass_memory(model, NextToken(PairReader()), (2, 16))
     assert told.gradients == 2 * 8 * 4096 * 4
     assert told.activations > 0
 
 
-def test_a_model_is_trained_resumed_and_translates(toy_t5: Path, pairs: Path, tmp_path: Path) -> None:
+def test_a_model_is_trained_and_resumed_and_translates(toy_t5: Path, pairs: Path, tmp_path: Path) -> None:
     common = (
         "--pairs",
         pairs,
@@ -123,7 +123,7 @@ def test_a_model_is_trained_resumed_and_translates(toy_t5: Path, pairs: Path, tm
     assert "batch_size" in run("lm", *common, "--out", tmp_path / "whole", "--steps", "30", "--batch-size", "2").stderr
 
 
-def test_a_draft_learns_what_the_target_answers(toy_t5: Path, pairs: Path, tmp_path: Path) -> None:
+def test_a_draft_learns_the_answers_of_the_target(toy_t5: Path, pairs: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft"
     asked = ("--temperature", "0", "--temperature", "1", "--generations", "8", "--only-generations", "--loss", "kl")
     arguments = ("distill", "--target", toy_t5, "--pairs", pairs, "--init", toy_t5, "--out", out, *QUICK, *asked)
@@ -139,7 +139,7 @@ def test_a_draft_learns_what_the_target_answers(toy_t5: Path, pairs: Path, tmp_p
     assert texts[0] == list(output.outputs[0].token_ids)[: len(texts[0])]
 
 
-def test_what_does_not_go_together_is_refused_in_one_line(
+def test_incompatible_options_are_refused_in_one_line(
     toy: Path, toy_t5: Path, pairs: Path, text: Path, tmp_path: Path
 ) -> None:
     out = ("--out", tmp_path / "out", "--steps", "1", *QUICK)

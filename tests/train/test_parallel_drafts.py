@@ -1,4 +1,4 @@
-"""Draft models that learn to write several tokens in one pass: what their loss compares, and runs of the command."""
+"""Training of draft models to write several tokens in one pass: the loss, and runs of the command."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train(toy: Path, text: Path, out: Path, *args: str | Path) -> Any:
 
 @pytest.fixture(scope="module")
 def models(toy: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A target, and a student that is another model."""
+    """A target, and another model as student."""
     target, student = load_for_training(str(toy)), load_for_training(str(toy))
     generator = torch.Generator().manual_seed(1)
     for weight in student.parameters():
@@ -58,7 +58,7 @@ def models(toy: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
     return target.eval(), student
 
 
-def test_fewer_drafts_go_on_from_place_to_place() -> None:
+def test_fewer_drafts_continue_at_each_position() -> None:
     assert kept_shares(1) == [1.0]
     assert kept_shares(7) == pytest.approx([1, 0.7, 0.49, 0.343, 0.2401, 0.2, 0.2])
     ids = torch.randint(1, 4096, (3, 20), generator=torch.Generator().manual_seed(0))
@@ -72,10 +72,10 @@ def test_fewer_drafts_go_on_from_place_to_place() -> None:
     assert not torch.equal(draft_rows(ids + 1, 4).anchors, rows.anchors)
 
 
-def test_the_loss_compares_every_place_with_the_target_behind_the_text(
+def test_the_loss_compares_every_position_with_the_target(
     models: tuple[PreTrainedModel, PreTrainedModel],
 ) -> None:
-    """Draft by draft: the student reads the text up to the anchor and masks behind it, the target the text itself."""
+    """Draft by draft: the student reads the text up to the anchor and masks after it, the target reads the text itself."""
     target, student = models
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 4096, (2, 9), generator=generator)
@@ -101,8 +101,8 @@ def test_the_loss_compares_every_place_with_the_target_behind_the_text(
     assert all(weight.grad is not None for weight in student.parameters())
 
 
-def test_a_mask_token_is_added_behind_the_tokenizers(toy: Path) -> None:
-    """And texts are read as before."""
+def test_a_mask_token_is_added_after_those_of_the_tokenizer(toy: Path) -> None:
+    """Texts are tokenized as before."""
     student, ids = load_for_training(str(toy)), torch.tensor([[5, 6, 7, 4095]])
     with torch.no_grad():
         before = student(ids).logits
@@ -127,7 +127,7 @@ def test_a_window_that_ends_within_a_block_is_refused(toy: Path) -> None:
         check_window(student, 129)
 
 
-def test_a_draft_is_made_and_writes_in_one_pass(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_a_draft_is_trained_and_writes_in_one_pass(toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft"
     result = train(toy, text, out, "--steps", "40", "--layers", "1", "--parallel-tokens", "4", "--json")
     assert result.exit_code == 0, result.stderr
@@ -154,8 +154,10 @@ def stopping_after(steps: int) -> Iterator[Any]:
     yield lambda: next(calls, None) is None
 
 
-def test_a_run_goes_on_where_it_was_cut(toy: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files of a run that is interrupted after its third step and continued are those of an undisturbed one."""
+def test_an_interrupted_run_resumes_where_it_stopped(
+    toy: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is interrupted after its third step and continued gives the files of an undisturbed run."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     asked = ("--steps", "6", "--parallel-tokens", "3", "--checkpoint-every", "0s")
     assert train(toy, text, whole, *asked).exit_code == 0
@@ -167,7 +169,7 @@ def test_a_run_goes_on_where_it_was_cut(toy: Path, text: Path, tmp_path: Path, m
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_what_cannot_be_is_refused(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_impossible_options_are_refused(toy: Path, text: Path, tmp_path: Path) -> None:
     result = train(toy, text, tmp_path / "draft", "--steps", "1", "--parallel-tokens", "1")
     assert result.exit_code != 0
     assert "--parallel-tokens must be at least 2, not 1" in result.stderr
@@ -175,7 +177,7 @@ def test_what_cannot_be_is_refused(toy: Path, text: Path, tmp_path: Path) -> Non
         train_lm(Data((text,)), Start(init=str(toy), parallel_tokens=4), Recipe(steps=1), tmp_path / "lm")
 
 
-def test_on_texts_every_place_has_the_probabilities_that_the_drafter_draws_from() -> None:
+def test_on_texts_every_position_has_the_probabilities_of_the_drafter() -> None:
     llm = LLM(draft_model=embedded_pard(), speculative_tokens=3, num_threads=1)
     ids = list(llm.text_tokenizer("def add(a, b):\n    return a + b\n")["input_ids"])
     draft, drafter = draft_of(llm), llm.drafters["pard"]
@@ -194,7 +196,7 @@ def test_on_texts_every_place_has_the_probabilities_that_the_drafter_draws_from(
 
 
 def acceptance_by_place(draft: Path, text: str) -> list[float]:
-    """Of drafts of four tokens behind every token of a text, whatever is drawn at temperature 1."""
+    """The acceptance rates of drafts of four tokens after every token of a text, at temperature 1, without drawing."""
     llm = LLM(draft_model=draft, speculative_tokens=4, num_threads=1)
     ids = llm.text_tokenizer(text)["input_ids"][:400]
     _, of_draws = acceptance_on(llm.target, draft_of(llm), ids, 1.0, first=8, depth=4)
@@ -203,7 +205,7 @@ def acceptance_by_place(draft: Path, text: str) -> list[float]:
 
 @pytest.mark.slow
 def test_a_short_training_teaches_the_embedded_draft_to_read_masks(tmp_path: Path) -> None:
-    """On another text than those that it learns from; and what is then expected is what the engine does."""
+    """On a text that it has not learned from. The engine then gives the predicted acceptance."""
     library, texts, tokenizer = Path(sysconfig.get_paths()["stdlib"]), tmp_path / "texts.txt", EMBEDDED / "target"
     texts.write_text("\n<|endoftext|>\n".join((library / f"{name}.py").read_text() for name in _MODULES))
     untrained = with_mask_token(load_for_training(str(EMBEDDED / "draft")), 4096)

@@ -1,4 +1,4 @@
-"""What training is told to take, against what its tensors take."""
+"""The predicted memory of training, compared with that of its tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def target(toy: Path) -> LanguageModel:
 
 @contextmanager
 def kept(student: nn.Module, *others: Tensor) -> Iterator[Callable[[], int]]:
-    """Bytes that are kept for a gradient, but for the student's weights and these others, which were there before."""
+    """Yields a function that counts the bytes saved for the backward pass, without the student's weights and `others`."""
     own = {weight.untyped_storage().data_ptr() for weight in (*student.parameters(), *others)}
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -63,7 +63,7 @@ def kept(student: nn.Module, *others: Tensor) -> Iterator[Callable[[], int]]:
 
 @pytest.mark.parametrize("optimiser", ["muon", "adamw"])
 @pytest.mark.parametrize("name", KINDS)
-def test_gradients_and_the_optimisers_state_are_told_to_the_byte(
+def test_gradients_and_optimiser_state_are_predicted_to_the_byte(
     target: LanguageModel, name: str, optimiser: str
 ) -> None:
     kind = KINDS[name]
@@ -80,8 +80,8 @@ def test_gradients_and_the_optimisers_state_are_told_to_the_byte(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", KINDS)
-def test_activations_are_those_that_a_pass_keeps(target: LanguageModel, name: str, dtype: str) -> None:
-    """With the gradients of the logits, which the loss keeps. Which rows it compares, a few bytes each, is left out."""
+def test_activations_are_those_that_a_pass_saves(target: LanguageModel, name: str, dtype: str) -> None:
+    """With the gradients of the logits, which the loss saves, but without the indices of the rows it compares, a few bytes each."""
     kind = KINDS[name]
     student = kind.new(target, [[5, 6, 7]], seed=0)
     exact: Any = kind.objectives(student, target)(DistillationLoss("kl", 0.7))
@@ -93,8 +93,8 @@ def test_activations_are_those_that_a_pass_keeps(target: LanguageModel, name: st
     assert told.logits > told.gradients
 
 
-def test_a_draft_models_activations_too() -> None:
-    """transformers makes a mask where it cannot look at the numbers: one for each layer."""
+def test_a_draft_models_activations_are_predicted_too() -> None:
+    """Without real numbers transformers makes a mask for each layer."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=300, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
@@ -108,7 +108,7 @@ def test_a_draft_models_activations_too() -> None:
         assert told.activations + told.gradients == pytest.approx(measured(), rel=0.1)
 
 
-def test_telling_leaves_the_student_as_it_is(target: LanguageModel) -> None:
+def test_predicting_does_not_change_the_student(target: LanguageModel) -> None:
     student = Eagle3Kind(num_steps=2).new(target, [[5]], seed=0)
     before = {name: weight.clone() for name, weight in student.state_dict().items()}
     pass_memory(student, Eagle3Kind().objectives(student, target)(DistillationLoss()), SHAPE)
@@ -122,7 +122,7 @@ def test_a_batch_is_read_in_passes_that_fit() -> None:
     assert pass_shape(4, 512, 5 * 16384) == (1, 512)
 
 
-def test_what_was_taken_before_may_be_the_most() -> None:
+def test_the_peak_may_have_been_before_training() -> None:
     told = MemoryForecast(before=100, highest_before=300, gradients=10, optimiser=20, activations=30, logits=40)
     assert told.peak == 300
     assert MemoryForecast(100, 150, 10, 20, 30, 40).peak == 200
@@ -130,7 +130,7 @@ def test_what_was_taken_before_may_be_the_most() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("args", [(), ("--dtype", "bfloat16"), ("--kind", "medusa")])
-def test_what_is_told_is_what_is_measured(text: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
+def test_the_predicted_peak_is_the_measured_one(text: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
     """On the embedded target, in a process of its own."""
     command = [
         *(

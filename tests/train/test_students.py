@@ -1,4 +1,4 @@
-"""Where students come from: the target's own weights, a configuration, or both."""
+"""How students are initialised: from the target's weights, from a configuration, or from both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_layers_are_spread_from_first_to_last(total: int, data: st.DataObject) -
     assert count == 1 or found[-1] == total - 1
 
 
-def test_a_student_with_all_layers_is_the_target(toy: Path) -> None:
+def test_a_student_with_all_layers_equals_the_target(toy: Path) -> None:
     target = AutoModelForCausalLM.from_pretrained(toy)
     ids = torch.tensor([[0, 5, 9, 12]])
     with torch.no_grad():
@@ -44,7 +44,7 @@ def test_fewer_layers_are_the_targets_own(toy: Path) -> None:
         with_fewer_layers(target, 0, 0)
 
 
-def test_a_head_of_its_own_begins_as_the_same_model(toy: Path) -> None:
+def test_giving_a_student_its_own_lm_head_does_not_change_it(toy: Path) -> None:
     student = with_fewer_layers(AutoModelForCausalLM.from_pretrained(toy), 1, 0)
     free = with_own_head(student)
     ids = torch.tensor([[0, 5, 9, 12]])
@@ -54,7 +54,7 @@ def test_a_head_of_its_own_begins_as_the_same_model(toy: Path) -> None:
     assert with_own_head(free) is free
 
 
-def test_an_architecture_is_random_by_its_seed_alone(toy: Path) -> None:
+def test_random_weights_depend_only_on_the_seed(toy: Path) -> None:
     one, same, other = (from_architecture(toy / "config.json", 4096, seed) for seed in (1, 1, 2))
     weights = [model.model.layers[0].mlp.up_proj.weight for model in (one, same, other)]
     assert torch.equal(weights[0], weights[1])
@@ -66,7 +66,7 @@ def test_an_architecture_is_random_by_its_seed_alone(toy: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(st.integers(2, 12), st.integers(2, 12), st.integers(0, 9))
 def test_muons_step_has_singular_values_near_one(dtype: torch.dtype, height: int, width: int, seed: int) -> None:
-    """The iteration's own bounds; the smallest need not have come up yet where a random matrix is all but singular."""
+    """Within the bounds of the iteration. The smallest may still be lower if a random matrix is nearly singular."""
     matrix = torch.randn(height, width, generator=torch.Generator().manual_seed(seed))
     values = torch.linalg.svdvals(orthogonalise(matrix, dtype))
     assert float(values.max()) < 1.35

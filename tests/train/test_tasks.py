@@ -1,4 +1,4 @@
-"""Each temperature's steps read what the target wrote at it, and their share of the files; together, everything once."""
+"""The steps of each temperature read the texts written at it and their share of the files; together they read everything once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foredraft.train.tasks import make_tasks
 
 LENGTH, END = 4, 0
 OF_FILES = 100
-"""Tokens of files are from here on; those that were written for objective n are n + 1."""
+"""Tokens of files have ids from here on; texts written for objective n consist of n + 1."""
 
 
 class Unused:
@@ -38,7 +38,7 @@ def read_by(blocks: Blocks) -> list[int]:
 def test_a_task_reads_its_own_texts(
     files: list[int], written: list[int], number: int, seed: int, batch_size: int
 ) -> None:
-    """The lengths of files, and of texts of the target's own: what is read is all that there is, each by its task."""
+    """For all lengths of files and of the target's own texts, each task reads its share, and together they read everything."""
     objectives = [Unused() for _ in range(number)]
     documents = [[END, *range(OF_FILES, OF_FILES + size)] for size in files]
     texts = [[END, *[n % number + 1] * size] for n, size in enumerate(written)]
@@ -47,7 +47,7 @@ def test_a_task_reads_its_own_texts(
     for index, task in enumerate(rotation.tasks):
         own = [token for token in read_by(task.blocks) if token < OF_FILES]
         assert own == [index + 1] * sum(written[index::number])
-        for step in range(index, number * len(task.blocks), number):  # so many epochs of it as a batch has blocks
+        for step in range(index, number * len(task.blocks), number):  # as many epochs of it as a batch has blocks
             some = rotation.batch(seed, step, batch_size)
             assert some.objective is objectives[index]
             assert len(some.blocks) == batch_size
@@ -63,4 +63,4 @@ def test_a_task_reads_its_own_texts(
 def test_a_single_task_reads_all_documents() -> None:
     rotation = make_tasks([[END, 1, 2, 3], [END, 4]], [[]], [Unused()], LENGTH, END)
     assert read_by(rotation.tasks[0].blocks) == [1, 2, 3, 4]
-    assert rotation.num_tokens == 6  # the ends of both are predicted too
+    assert rotation.num_tokens == 6  # the end tokens of both are predicted too

@@ -1,4 +1,4 @@
-"""Runs of the command on toy models: cut off and resumed, refused, and served afterwards."""
+"""Runs of the command on toy models: interrupted and resumed, refused, and used for drafting afterwards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def losses(out: Path) -> list[float]:
     return [line["loss"] for line in read_log(out / "log.jsonl")]
 
 
-def test_a_draft_is_made_and_serves(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_a_draft_is_trained_and_used(toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft"
     asked = (
         "--layers",
@@ -82,16 +82,16 @@ def test_a_draft_is_made_and_serves(toy: Path, text: Path, tmp_path: Path) -> No
     assert json.loads(again.stdout)["step"] == 6
 
 
-def test_a_head_of_its_own_is_kept(toy: Path, text: Path, tmp_path: Path) -> None:
-    """The toy's embeddings are tied; what is trained, saved and loaded again has a head apart."""
+def test_an_untied_lm_head_is_kept(toy: Path, text: Path, tmp_path: Path) -> None:
+    """The toy's embeddings are tied; the model that is trained, saved and loaded again has its own lm_head."""
     assert distill(toy, text, tmp_path / "out", "--own-head", "--checkpoint-every", "0s").exit_code == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert not torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
     assert not model.config.tie_word_embeddings
 
 
-def test_what_was_written_is_not_written_again(toy: Path, tmp_path: Path) -> None:
-    """Cut in the middle of a line, as by a kill: the missing texts come out as they were."""
+def test_written_texts_are_not_written_again(toy: Path, tmp_path: Path) -> None:
+    """If the file is cut in the middle of a line, as by a kill, the missing texts are written as before."""
     documents = [[0, *range(100 + i, 120 + i)] for i in range(4)]
     spec = GenerationSpec(3, (0.8, 0.0), prompt_len=4, max_tokens=6, seed=5)
     shares: list[float] = []
@@ -106,8 +106,8 @@ def test_what_was_written_is_not_written_again(toy: Path, tmp_path: Path) -> Non
         assert text[: len(prompt)] == prompt
 
 
-def test_kinds_of_text_weigh_by_their_length() -> None:
-    """One long file and many short ones of as many tokens; pieces begin as texts of the tokenizer's begin, if they do."""
+def test_documents_are_sampled_by_their_length() -> None:
+    """One long file and many short ones with as many tokens. Pieces begin with the tokenizer's start token, if it has one."""
     documents = [[0, *range(100, 179)], *([0, *range(1, 10)] for _ in range(8))]
     pieces = split_documents(documents, 10, 0)
     assert pieces[:3] == [[0, *range(100, 109)], [0, *range(109, 119)], [0, *range(119, 129)]]
@@ -118,7 +118,7 @@ def test_kinds_of_text_weigh_by_their_length() -> None:
 
 
 @pytest.mark.slow
-def test_distillation_brings_the_student_nearer(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_distillation_brings_the_student_closer_to_the_target(toy: Path, text: Path, tmp_path: Path) -> None:
     result = distill(toy, text, tmp_path / "out", "--epochs", "12", "--validation-share", "0.2", "--json")
     assert result.exit_code == 0, result.stderr
     first, *_, last = json.loads(result.stdout)["history"]
@@ -127,7 +127,7 @@ def test_distillation_brings_the_student_nearer(toy: Path, text: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_lm_learns_from_an_architecture(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_lm_trains_a_new_model_from_an_architecture(toy: Path, text: Path, tmp_path: Path) -> None:
     result = run(
         *(
             "lm",
@@ -158,7 +158,7 @@ def command(toy: Path, text: Path, out: Path, steps: int, *args: str) -> list[st
 
 
 def killed_after(line: list[str], out: Path, num_steps: int, number: signal.Signals) -> int:
-    """Sends the signal once so many steps are logged. -> exit code"""
+    """Send the signal after this many steps were logged. -> exit code"""
     process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
@@ -171,7 +171,7 @@ def killed_after(line: list[str], out: Path, num_steps: int, number: signal.Sign
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_says_how_to_resume(toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     line = command(toy, text, out, 5000)
     line[line.index("--checkpoint-every") + 1] = "1h"
@@ -211,7 +211,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     assert len(losses(out)) == 6
 
 
-def test_a_loss_that_is_no_number_ends_the_run(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_a_loss_of_nan_ends_the_run(toy: Path, text: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(toy, broken)
     model = AutoModelForCausalLM.from_pretrained(toy)
@@ -223,7 +223,7 @@ def test_a_loss_that_is_no_number_ends_the_run(toy: Path, text: Path, tmp_path: 
     assert not (out / "config.json").exists()
 
 
-def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path) -> None:
+def test_bad_input_is_refused_in_one_line(toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     empty, latin = tmp_path / "empty.txt", tmp_path / "latin.txt"
     empty.write_text(" \n<|endoftext|>\n")
@@ -254,7 +254,7 @@ def test_bad_input_is_one_line(toy: Path, text: Path, tmp_path: Path) -> None:
         assert_refused(distill(toy, text, tmp_path / "e", "--init", babyllama), "vocabulary")
 
 
-def test_evaluate_says_what_the_engine_then_does(tmp_path: Path) -> None:
+def test_evaluate_predicts_what_the_engine_does(tmp_path: Path) -> None:
     file = tmp_path / "held_out.txt"
     words = "Once upon a time there was a little dog named Tim. He liked to play with his red ball in the big park. "
     file.write_text("<|endoftext|>".join(words + words[i:] for i in (0, 5, 9)))
@@ -303,7 +303,7 @@ def test_evaluate_says_how_many_texts_it_measured(tmp_path: Path) -> None:
     assert kind["of"][0]["tau_interval"] is None
 
 
-def test_evaluate_is_silent_where_all_texts_were_measured(tmp_path: Path) -> None:
+def test_evaluate_does_not_mention_texts_if_all_were_measured(tmp_path: Path) -> None:
     file = tmp_path / "held_out.txt"
     words = "Once upon a time there was a little dog named Tim. He liked to play with his red ball in the big park. "
     file.write_text("<|endoftext|>".join(words + words[i:] for i in (0, 5, 9)))
@@ -313,7 +313,7 @@ def test_evaluate_is_silent_where_all_texts_were_measured(tmp_path: Path) -> Non
     )
     assert result.exit_code == 0, result.stderr
     assert "measured:" not in result.stdout
-    assert "[" in result.stdout  # an interval
+    assert "[" in result.stdout  # with an interval
 
 
 def test_evaluate_predicts_the_speed(tmp_path: Path) -> None:
@@ -329,6 +329,6 @@ def test_evaluate_predicts_the_speed(tmp_path: Path) -> None:
     assert "predicted speedup" in " ".join(result.stdout.split())
 
 
-def test_help() -> None:
+def test_help_is_printed() -> None:
     for name in ("lm", "distill", "evaluate"):
         assert run(name, "--help").exit_code == 0

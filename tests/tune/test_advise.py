@@ -1,4 +1,4 @@
-"""What is advised, from measurements that are made up; and that a real run has its parts. Nothing here is timed."""
+"""The advice from simulated measurements, and the parts of a real run. Nothing here is timed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SHORT = SamplingParams(max_tokens=6, temperature=0.0)
 
 
 class Useless:
-    """Always the same token."""
+    """A drafter that always drafts the same token."""
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         return Proposal.certain([[3] * request.max_len for request in requests])
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is no state to drop."""
 
 
 def finalist(name: str, value: float, half_width: float | None = 0.02, batch_size: int = 1) -> Finalist:
@@ -43,8 +43,8 @@ def test_the_fastest_is_advised() -> None:
     assert advised(finalist("suffix:4", 1.3), finalist("suffix:auto", 1.31)) == "suffix:auto"
 
 
-def test_what_is_too_little_or_too_uncertain_is_not_advised() -> None:
-    """One group of questions, which gives no interval, is as uncertain as can be."""
+def test_small_or_uncertain_gains_are_not_advised() -> None:
+    """A single group of questions, which gives no interval, is the most uncertain."""
     assert advised(finalist("suffix:4", 1.3, 0.4), finalist("ngram:2", 1.1, 0.1)) == "ngram:2"
     assert advised(finalist("suffix:4", 0.5), finalist("suffix:1", 0.8)) == "plain"
     assert advised(finalist("suffix:4", 1.01, 0.01)) == "plain"
@@ -59,8 +59,8 @@ def test_the_advice_is_for_every_batch_size() -> None:
     assert [one.configuration.batch_size for one in choose([*deep, *flat]).of] == [1, 8]
 
 
-def test_prediction_and_measurement_count_alike() -> None:
-    """Two measurements of the same prompts' times: what luck gave one of them does not decide."""
+def test_predictions_and_measurements_count_equally() -> None:
+    """Both measure the times of the same prompts, so that chance in one of them does not decide."""
     configuration = Configuration("suffix", 4)
     predicted = Prediction(configuration, 100.0, Ratio(1.0, Interval(0.9, 1.1)))
     lucky = Finalist(configuration, predicted, Ratio(1.44, Interval(1.4, 1.5)), 100.0)
@@ -83,8 +83,8 @@ speedups = st.lists(
 
 
 @given(speedups)
-def test_advice_costs_little_whatever_it_is(finalists: list[Finalist]) -> None:
-    """Against the best that is certain enough, and against plain decoding."""
+def test_advice_is_never_much_slower_than_the_best(finalists: list[Finalist]) -> None:
+    """Compared with the best configuration that is certain enough, and with plain decoding."""
     advice = choose(finalists)
     certain = [one for one in finalists if one.measured.interval is not None and one.measured.interval.low >= RISK]
     best = max((one.measured.value for one in certain), default=1.0)
@@ -93,7 +93,7 @@ def test_advice_costs_little_whatever_it_is(finalists: list[Finalist]) -> None:
     assert own * WORTH >= best
 
 
-def test_the_ends_are_always_run() -> None:
+def test_the_shortest_and_longest_drafts_are_always_run() -> None:
     for most in range(1, 20):
         depths = depths_for(most)
         assert (depths[0], depths[-1]) == (1, most)
@@ -101,12 +101,12 @@ def test_the_ends_are_always_run() -> None:
 
 
 def one_round() -> dict[str, Any]:
-    """Arguments of run_tune by which each of its two parts has time for one round: the clock moves when a round is over."""
+    """Arguments of run_tune that give each of its two parts time for one round: the clock advances when a round ends."""
     seconds = 0.0
 
     def over(share: float) -> None:
         nonlocal seconds
-        if share not in (0.0, 0.5):  # where the two parts begin
+        if share not in (0.0, 0.5):  # the times at which the two parts begin
             seconds += 1000.0
 
     return {"budget": 10.0, "now": lambda: seconds, "progress": over}
@@ -119,7 +119,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def result(llm: LLM) -> TuneResult:
-    """One group of questions at either batch size."""
+    """The result for one group of questions at each of two batch sizes."""
     return run_tune(llm, ["suffix", "draft_model"], (1, 2), built_in_workload().first(4), SHORT, most=3, **one_round())
 
 
@@ -130,7 +130,7 @@ def test_every_drafter_depth_and_batch_size_is_predicted(result: TuneResult) -> 
     assert all(one.speedup.value > 0 for one in result.predictions)
 
 
-def test_the_few_best_are_run_and_auto_with_them(result: TuneResult) -> None:
+def test_the_best_few_and_auto_are_run(result: TuneResult) -> None:
     for size in (1, 2):
         of_size = [one for one in result.finalists if one.configuration.batch_size == size]
         best = next(p.configuration.name for p in result.predictions if p.configuration.batch_size == size)
@@ -139,7 +139,7 @@ def test_the_few_best_are_run_and_auto_with_them(result: TuneResult) -> None:
         assert len(of_size) <= 6
 
 
-def test_one_group_of_questions_decides_nothing(result: TuneResult) -> None:
+def test_with_one_group_of_questions_plain_decoding_is_advised(result: TuneResult) -> None:
     assert result.advice.is_plain
     assert "Do not speculate" in sentences(result)[0]
     assert "too few prompts" in sentences(result)[0]
@@ -158,8 +158,8 @@ def test_the_report_has_every_finalist(result: TuneResult) -> None:
     assert found["advice"]["speculate"] is False
 
 
-def test_a_budget_that_is_too_short_cuts_and_says_what(llm: LLM) -> None:
-    """A machine on which every look at the clock is a second later."""
+def test_a_too_short_budget_cuts_work_and_reports_it(llm: LLM) -> None:
+    """On a machine on which each reading of the clock is a second later."""
     seconds = count()
     questions, params = built_in_workload().first(3), SamplingParams(max_tokens=40, temperature=0.0)
     found = run_tune(
@@ -200,6 +200,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("settings", "words"), BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_run_is_refused_first(llm: LLM, settings: dict[str, Any], words: str) -> None:
+def test_configurations_that_cannot_run_are_refused_first(llm: LLM, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ForedraftError, match=words):
         run_tune(llm, **{"budget": 0.001, **settings})

@@ -1,4 +1,4 @@
-"""foredraft tune, and the settings that it leaves. Nothing here is timed: a budget of nothing runs one round."""
+"""foredraft tune, and the settings that it writes. Nothing here is timed: a budget of 0 runs one round."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def assert_refused(result: Any, *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """The embedded pair by name, two candidates."""
+    """The result of tuning the embedded pair, given by name, with two candidates."""
     file = tmp_path_factory.mktemp("tune") / "own.toml"
     pair = ("--model", EMBEDDED / "target", "--draft-model", EMBEDDED / "draft")
     return tune(*pair, "--method", "draft_model+suffix", "--output", file, "--json"), file
 
 
 @pytest.mark.slow
-def test_json_holds_advice_measurements_and_predictions(tuned: tuple[Any, Path]) -> None:
+def test_json_has_advice_measurements_and_predictions(tuned: tuple[Any, Path]) -> None:
     result, _ = tuned
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
@@ -54,7 +54,7 @@ def test_json_holds_advice_measurements_and_predictions(tuned: tuple[Any, Path])
     assert found["settings"]["sampling"]["max_tokens"] == 6
 
 
-def test_the_file_says_what_was_advised(tuned: tuple[Any, Path]) -> None:
+def test_the_file_has_the_advised_settings(tuned: tuple[Any, Path]) -> None:
     result, file = tuned
     advice = json.loads(result.stdout)["advice"]
     found = Settings.read(file)
@@ -64,7 +64,7 @@ def test_the_file_says_what_was_advised(tuned: tuple[Any, Path]) -> None:
     assert tomllib.loads(file.read_text())["measured"]["advice"] == advice["text"]
 
 
-def test_generate_reads_it_and_options_win(tuned: tuple[Any, Path], tmp_path: Path) -> None:
+def test_generate_reads_the_file_and_options_override_it(tuned: tuple[Any, Path], tmp_path: Path) -> None:
     file = tmp_path / "foredraft.toml"
     Settings(model=str(EMBEDDED / "target"), method="suffix", speculative_tokens=3, num_threads=1).write(file)
     text = "one two three one two three one two"
@@ -82,7 +82,7 @@ def test_generate_reads_it_and_options_win(tuned: tuple[Any, Path], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_tune_takes_the_models_of_a_file_and_not_its_drafter(tuned: tuple[Any, Path], tmp_path: Path) -> None:
+def test_tune_uses_the_models_of_a_file_but_not_its_drafter(tuned: tuple[Any, Path], tmp_path: Path) -> None:
     result = tune("--config", tuned[1], "--output", tmp_path / "again.toml", "--json")
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
@@ -91,7 +91,7 @@ def test_tune_takes_the_models_of_a_file_and_not_its_drafter(tuned: tuple[Any, P
     assert Settings.read(tmp_path / "again.toml").draft_model == str(EMBEDDED / "draft")
 
 
-def test_bench_measures_what_a_file_says(tmp_path: Path) -> None:
+def test_bench_measures_the_settings_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "foredraft.toml"
     Settings(method="suffix", speculative_tokens=3, num_threads=1).write(file)
     result = run(
@@ -102,11 +102,11 @@ def test_bench_measures_what_a_file_says(tmp_path: Path) -> None:
     assert [one["name"] for one in json.loads(result.stdout)["configurations"]] == ["plain", "suffix:3"]
 
 
-def test_help() -> None:
+def test_help_is_printed() -> None:
     assert run("tune", "--help").exit_code == 0
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("gamma = 3")
     assert_refused(run("generate", "a", "--config", bad), "gamma", "bad.toml")

@@ -1,4 +1,4 @@
-"""Predictions are the formula of arXiv:2211.17192, with verification as it was measured. Nothing here is timed."""
+"""Predictions follow the formula of arXiv:2211.17192, with the measured cost of verification. Nothing here is timed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def a_trial(rounds: Sequence[Round], group: int = 0, openings: Sequence[Round] =
 def runs_of(
     histogram: Sequence[int], verify: Callable[[int], float], draft: Callable[[int], float]
 ) -> dict[int, list[Trial]]:
-    """Drafts of 1 and of MOST tokens, of which histogram[j] had j accepted when nothing cut them."""
+    """Runs with drafts of 1 and of MOST tokens; histogram[j] of the uncut drafts had j accepted tokens."""
     return {
         depth: [
             a_trial(
@@ -58,14 +58,16 @@ def predicted(runs: dict[int, list[Trial]], plain: PlainSpeed, gamma: int) -> Pr
 
 
 @given(histograms, st.integers(1, MOST), costs, st.floats(0.0, 0.5), costs)
-def test_the_speedup_is_the_formula(histogram: list[int], gamma: int, first: float, more: float, draft: float) -> None:
+def test_the_speedup_follows_the_formula(
+    histogram: list[int], gamma: int, first: float, more: float, draft: float
+) -> None:
     """S = E[τ] / (γc + v(γ + 1)), E[τ] = 1 + Σ_{k≤γ} Π_{i≤k} α_i, c and v in plain steps."""
 
     def verify(num_rows: int) -> float:
         return first + more * num_rows
 
     plain_step = verify(1)
-    reached = [sum(histogram[k:]) for k in range(MOST + 1)]  # drafts of which the first k tokens stood
+    reached = [sum(histogram[k:]) for k in range(MOST + 1)]  # drafts of which the first k tokens were accepted
     alphas = [reached[k + 1] / reached[k] if reached[k] else 0.0 for k in range(MOST)]
     expected_length = 1 + sum(float(np.prod(alphas[:k])) for k in range(1, gamma + 1))
     expected = expected_length / (gamma * draft / plain_step + verify(gamma + 1) / plain_step)
@@ -74,9 +76,11 @@ def test_the_speedup_is_the_formula(histogram: list[int], gamma: int, first: flo
 
 
 @pytest.mark.parametrize("gamma", range(1, MOST + 1))
-def test_with_one_alpha_for_all_places_it_is_the_closed_form(gamma: int) -> None:
+def test_with_a_constant_alpha_the_prediction_is_the_closed_form(gamma: int) -> None:
     alpha, draft = 0.5, 0.1
-    histogram = [2 ** (MOST - j - 1) for j in range(MOST)] + [1]  # half of what came so far stands
+    histogram = [2 ** (MOST - j - 1) for j in range(MOST)] + [
+        1
+    ]  # half of the drafts that reached this position are accepted here
     found = predicted(
         runs_of(histogram, lambda rows: 1.0, lambda depth: depth * draft), plain_of(lambda rows: 1.0), gamma
     )
@@ -95,15 +99,15 @@ rounds_of_any_kind = st.builds(
 
 
 @given(st.lists(rounds_of_any_kind, min_size=1, max_size=30), st.lists(rounds_of_any_kind, max_size=3), costs)
-def test_what_was_run_is_predicted_as_it_was(rounds: list[Round], openings: list[Round], rest: float) -> None:
-    """The time between steps and that of reading prompts included."""
+def test_what_was_run_is_predicted_exactly(rounds: list[Round], openings: list[Round], rest: float) -> None:
+    """Including the time between steps and that of prefill."""
     told = a_trial(rounds, openings=openings)
     trial = Trial(0, told.num_tokens, told.seconds + rest, openings, rounds)
     rate = Predictor({MOST: [trial]}).rate(MOST, EVERYTHING)
     assert rate[0] == pytest.approx(trial.num_tokens / trial.seconds)
 
 
-def test_a_lookup_pays_for_the_rows_it_found_and_not_for_those_asked_for() -> None:
+def test_a_lookup_costs_the_rows_it_found_not_the_requested_ones() -> None:
     def verify(num_rows: int) -> float:
         return 1.0 if num_rows == 1 else 10.0
 
@@ -113,9 +117,9 @@ def test_a_lookup_pays_for_the_rows_it_found_and_not_for_those_asked_for() -> No
     assert speedup == pytest.approx(80 / 130)
 
 
-def test_shorter_drafts_begin_more_rounds_where_the_text_is_easy() -> None:
-    """Half of the text stands whole, of the other half nothing: what deep drafts say of γ = 1 and γ = 2 is mended by what
-    drafts of one token said."""
+def test_shorter_drafts_take_more_steps_in_easy_text() -> None:
+    """All drafts in half of the text are accepted, and none in the other half. What long drafts predict for γ = 1 and γ = 2 is corrected
+    by the results of drafts of one token."""
 
     def rounds(depth: int) -> list[Round]:
         easy = 840 // (depth + 1)
@@ -135,7 +139,7 @@ def test_shorter_drafts_begin_more_rounds_where_the_text_is_easy() -> None:
 
 
 def test_a_stall_does_not_count() -> None:
-    """Not in plain decoding and not with drafts: neither a step, nor a repeat."""
+    """Neither in plain decoding nor with drafts, in a step or in a whole repeat."""
     quick = [a_round(2, 3, 2, lambda rows: 1.0, 0.5)] * 40
     held_up = [*quick[1:], a_round(2, 3, 2, lambda rows: 1000.0, 0.5)]
     plain = plain_of(lambda rows: 1.0)
@@ -145,7 +149,7 @@ def test_a_stall_does_not_count() -> None:
     assert predicted({2: [a_trial(quick), a_trial(slow), a_trial(quick)]}, plain, 2).speedup.value == expected
 
 
-def test_the_interval_is_of_the_prompts() -> None:
+def test_the_interval_is_over_the_prompts() -> None:
     same = [a_trial([a_round(2, 3, 2, lambda rows: 1.0, 0.5)] * 10, group) for group in range(4)]
     plain = PlainSpeed([a_trial([a_round(0, 1, 0, lambda rows: 1.0, 0.0)] * 30, group) for group in range(4)])
     interval = predicted({2: same}, plain, 2).speedup.interval
@@ -162,7 +166,7 @@ def test_one_group_has_no_interval() -> None:
     assert predicted(runs, plain_of(lambda rows: 1.0), 2).speedup.interval is None
 
 
-def test_nothing_is_predicted_beyond_what_was_run() -> None:
+def test_nothing_is_predicted_beyond_the_measured_lengths() -> None:
     runs = runs_of([4] * (MOST + 1), lambda rows: 1.0, lambda depth: 0.1)
     for gamma in (0, MOST + 1):
         with pytest.raises(ForedraftError, match="1 to 6"):

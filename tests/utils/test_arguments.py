@@ -1,4 +1,4 @@
-"""Arguments that are refused, in one line with the name of the argument, and those that pass."""
+"""Which arguments are accepted, and which are refused in one line with the name of the argument."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ BAD: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize("check", GOOD)
-def test_what_makes_sense_passes(check: Callable[[], Any]) -> None:
+def test_valid_arguments_are_accepted(check: Callable[[], Any]) -> None:
     assert check() is None
 
 
 @pytest.mark.parametrize(("check", "message"), BAD)
-def test_what_makes_none_is_refused_in_one_line(check: Callable[[], Any], message: str) -> None:
+def test_invalid_arguments_are_refused_in_one_line(check: Callable[[], Any], message: str) -> None:
     with pytest.raises(ForedraftError, match=message) as caught:
         check()
     assert "\n" not in str(caught.value)
 
 
-def test_a_verification_rule_is_given_back() -> None:
+def test_a_checked_verification_rule_is_returned() -> None:
     assert check_verification("block") == "block"

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system."""
+"""Freed memory is returned to the system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from foredraft.engine.memory_pool import MemoryPool
 from foredraft.utils.heap import TRIM_AFTER, HeapTrimmer, malloc_trim
 
 
-def test_it_trims_once_enough_was_freed() -> None:
+def test_the_heap_is_trimmed_once_enough_memory_was_freed() -> None:
     trims: list[None] = []
     heap = HeapTrimmer(lambda: trims.append(None))
     for _ in range(7):
@@ -15,7 +15,7 @@ def test_it_trims_once_enough_was_freed() -> None:
     assert len(trims) == 3
 
 
-def test_texts_that_end_and_regions_that_move_are_counted() -> None:
+def test_memory_of_ended_texts_and_moved_regions_is_counted() -> None:
     trims: list[None] = []
     pool = MemoryPool(1 << 40, HeapTrimmer(lambda: trims.append(None)))
     cache = KVCache(pool, bytes_per_token=TRIM_AFTER // 64, max_len=4096)
@@ -27,5 +27,5 @@ def test_texts_that_end_and_regions_that_move_are_counted() -> None:
     assert len(trims) == 2
 
 
-def test_it_can_be_called() -> None:
+def test_malloc_trim_can_be_called() -> None:
     malloc_trim()

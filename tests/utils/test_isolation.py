@@ -1,4 +1,4 @@
-"""An error ends the items that cause it and no others."""
+"""An error ends only the items that cause it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_error_that_no_single_item_causes_is_returned() -> None:
     assert run_isolated([1, 2], together, lambda items: run(set(), items), fail) == ([[1, 2]], raised)
     assert run_isolated([1, 2], together, lambda items: run({2}, items), fail) == ([[1]], None)
     assert failed == [2]
-    with pytest.raises(KeyError):  # nobody can be made responsible
+    with pytest.raises(KeyError):  # no item is responsible
         run_isolated([], together, together, fail)
 
 

@@ -1,4 +1,4 @@
-"""The index against a search through everything; and laws 2 and 3 where texts begin with what was read for others."""
+"""The prefix index, compared with an exhaustive search; and laws 2 and 3 for texts that share cached prefixes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.model.zoo import SPECIES, saved
 texts = st.lists(st.integers(0, 1), max_size=5).flatmap(
     lambda head: st.integers(0, BLOCK - 1).map(lambda tail: [t for bit in head for t in [bit] * BLOCK] + [7] * tail)
 )
-"""Few blocks to choose from, so that texts share some, and a tail that fills none."""
+"""Texts of few different blocks, so that they share some, and a tail shorter than a block."""
 
 
 def num_blocks(text: list[int], other: list[int]) -> int:
@@ -37,7 +37,7 @@ def num_blocks(text: list[int], other: list[int]) -> int:
 
 
 @given(steps=st.lists(st.tuples(st.booleans(), texts), max_size=30), wanted=texts)
-def test_it_finds_the_item_with_most_blocks_and_keeps_none_that_is_redundant(
+def test_the_item_with_most_common_blocks_is_found_and_no_redundant_one_is_kept(
     steps: list[tuple[bool, list[int]]], wanted: list[int]
 ) -> None:
     index, held = PrefixIndex[int](), dict[int, list[int]]()
@@ -61,7 +61,7 @@ def test_it_finds_the_item_with_most_blocks_and_keeps_none_that_is_redundant(
     assert found is None or num_blocks(held[found], wanted) == most
 
 
-def test_an_empty_index_keeps_nothing_of_what_was_there() -> None:
+def test_an_emptied_index_finds_nothing() -> None:
     index = PrefixIndex[str]()
     text = list(range(10 * BLOCK))
     assert index.add(text, "a") is None
@@ -71,7 +71,7 @@ def test_an_empty_index_keeps_nothing_of_what_was_there() -> None:
     assert index.find(text) == "b"
 
 
-def test_what_fills_no_block_is_not_kept() -> None:
+def test_texts_shorter_than_a_block_are_not_kept() -> None:
     index = PrefixIndex[str]()
     assert index.add([1] * (BLOCK - 1), "a") == "a"
     assert index.find([1] * BLOCK) is None
@@ -102,7 +102,7 @@ def run(engine: Engine) -> None:
 
 
 def assert_books_balance(engine: Engine) -> None:
-    """Invariant 5, with an engine that is idle."""
+    """Assert invariant 5 for an idle engine."""
     assert engine.pool.used == engine.pool.bytes_retained
     assert engine.pool.available == engine.pool.total
     engine.drop_retained()
@@ -111,7 +111,7 @@ def assert_books_balance(engine: Engine) -> None:
 
 @pytest.fixture(scope="module")
 def plain(make_engine: MakeEngine) -> PlainText:
-    """The text of one request alone, without a draft, read whole."""
+    """The text of a request alone, without drafts, its prompt read in one pass."""
     known: dict[str, list[int]] = {}
 
     def text(prompt: Sequence[int], wanted: SamplingParams, child: int = 0) -> list[int]:
@@ -131,7 +131,7 @@ def plain(make_engine: MakeEngine) -> PlainText:
 def test_texts_that_share_a_beginning_are_plain_decodings(
     make_engine: MakeEngine, plain: PlainText, method: str, rows: int
 ) -> None:
-    """At once, later, and when all else has ended; with one that gives way, and one that is given up."""
+    """Requests run at the same time, later, and after all others have ended; one is preempted and one is aborted."""
     engine = make_engine(method, limits=Limits(max_batch_tokens=rows), end_ids=[0], seed=0)
     asked: list[tuple[list[int], SamplingParams, TokenSequence]] = []
 
@@ -159,7 +159,7 @@ def test_texts_that_share_a_beginning_are_plain_decodings(
     run(engine)
     for prompt, wanted, sequence in asked:
         if sequence.finish_reason != "abort":
-            # end_ids are the engine's: plain decoding went on behind an end
+            # only this engine has end_ids: plain decoding continued after the end
             assert sequence.output_ids == plain(prompt, wanted)[: sequence.num_output]
             assert sequence.num_output == 16 or sequence.output_ids[-1] == 0
     assert asked[-1][2].num_cached == len(first.tokens) - 1
@@ -170,7 +170,7 @@ def test_texts_that_share_a_beginning_are_plain_decodings(
 
 
 @pytest.mark.parametrize("units", [8, 11, 20])
-def test_sharing_in_short_memory_changes_no_text(
+def test_sharing_with_scarce_memory_changes_no_text(
     make_engine: MakeEngine, target: LanguageModel, plain: PlainText, units: int
 ) -> None:
     room = target.traits.bytes_per_token * 64 * units
@@ -184,8 +184,10 @@ def test_sharing_in_short_memory_changes_no_text(
     assert_books_balance(engine)
 
 
-def test_in_float32_too_where_nothing_is_near_a_tie(draft: LanguageModel, make_engine: MakeEngine) -> None:
-    """Rows are not bit-exact there: what is promised is the same text up to ties, and ties are counted."""
+def test_texts_that_share_a_beginning_are_plain_decodings_in_float32_up_to_near_ties(
+    draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    """Rows are not bit-exact in float32: texts are the same up to near ties, which are counted."""
     model = embedded("target", dtype="float32")
     engine, wanted = make_engine("draft_model", model=model, seed=0), params(**WAYS[0])
     for tail in TAILS[:3]:
@@ -199,10 +201,10 @@ def test_in_float32_too_where_nothing_is_near_a_tie(draft: LanguageModel, make_e
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
-def test_keys_behind_a_sliding_window_are_shared_like_others(
+def test_keys_outside_a_sliding_window_are_shared_like_others(
     name: str, tmp_path: Path, make_engine: MakeEngine
 ) -> None:
-    """A window hides keys, it does not forget them."""
+    """A window hides keys, but they stay in the cache."""
     model = load_model(saved(SPECIES[name].config(), tmp_path, 0), LoadOptions(dtype="bfloat16", device="cpu"))
     system = [1 + i % 90 for i in range(60)]
     engine, wanted = make_engine("suffix", model=model, seed=0), params(**WAYS[1])
@@ -218,8 +220,8 @@ def test_keys_behind_a_sliding_window_are_shared_like_others(
 # --- who shares -----------------------------------------------------------------------------------------------------
 
 
-def test_a_request_may_stay_out_of_it(make_engine: MakeEngine) -> None:
-    """It neither reads nor leaves anything, also while it runs, in target and draft."""
+def test_without_prefix_caching_a_request_shares_nothing(make_engine: MakeEngine) -> None:
+    """It neither uses nor leaves cached prefixes, also while it runs, in target and draft model."""
     engine = make_engine("draft_model", seed=0)
     prompt = [*SYSTEM, 5]
     private, open_to_all = params(**WAYS[0], prefix_caching=False), params(**WAYS[0])
@@ -242,7 +244,7 @@ def test_a_request_may_stay_out_of_it(make_engine: MakeEngine) -> None:
     assert alone.output_ids == beside.output_ids == again.output_ids == third.output_ids
 
 
-def test_log_probabilities_of_a_prompt_are_those_of_reading_it(make_engine: MakeEngine) -> None:
+def test_prompt_logprobs_are_those_of_a_prompt_that_is_not_cached(make_engine: MakeEngine) -> None:
     engine = make_engine("draft_model", seed=0)
     prompt, wanted = [*SYSTEM, 5], params(**WAYS[0], prompt_logprobs=1)
     first = engine.add(prompt, wanted)
@@ -256,7 +258,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_reading_it(make_engine: Make
     assert second.num_cached == 0
 
 
-def test_what_was_read_for_a_request_that_was_given_up_serves_the_next(make_engine: MakeEngine) -> None:
+def test_the_prefix_of_an_aborted_request_is_found(make_engine: MakeEngine) -> None:
     engine = make_engine("draft_model", limits=Limits(max_batch_tokens=64), seed=0)
     given_up = engine.add([*SYSTEM, 5], params(**WAYS[0]))
     engine.step()
@@ -268,15 +270,15 @@ def test_what_was_read_for_a_request_that_was_given_up_serves_the_next(make_engi
     assert_books_balance(engine)
 
 
-# --- law 3: what is kept -------------------------------------------------------------------------------------------
+# --- law 3: what is retained ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", [*WAYS, {"temperature": 1.0}], ids=str)
-def test_draft_tokens_that_did_not_stand_are_kept_nowhere(
+def test_rejected_draft_tokens_are_not_retained(
     make_engine: MakeEngine, target: LanguageModel, draft: LanguageModel, way: dict[str, Any]
 ) -> None:
-    """What is retained is history and nothing else, with the keys and values of a fresh pass; in the draft's cache too,
-    which holds the last draft until it is asked again, whenever a text ends."""
+    """Only history is retained, with the keys and values of a fresh pass. Also in the draft model's cache, which holds the last draft
+    until the next request, whenever a text ends."""
     wrong = ScriptedDrafter(lambda request: [7] * request.max_len)
     for method in ("draft_model", wrong):
         engine = make_engine(method, speculative_tokens=5, seed=0)
@@ -301,12 +303,12 @@ def test_draft_tokens_that_did_not_stand_are_kept_nowhere(
                 del cache._regions[10_000]
 
 
-def test_drafts_that_begin_together_read_what_they_share_once(
+def test_drafts_that_begin_together_read_a_common_prefix_once(
     make_engine: MakeEngine, draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine("draft_model", seed=0, speculative_tokens=2)
     engine.add([*SYSTEM, 5], params(40, **WAYS[0], speculative_tokens=0))
-    engine.step()  # the target has it, the draft does not
+    engine.step()  # the target has read the prefix, the draft model has not
     sequences = [engine.add([*SYSTEM, *tail], params(**WAYS[0])) for tail in TAILS]
     engine.step()
     stats = engine.draft_prefix_stats
@@ -319,7 +321,7 @@ short = st.lists(st.integers(0, 2), max_size=12)
 
 
 @given(a=short, b=short, limit=st.none() | st.integers(0, 12))
-def test_common_prefix(a: list[int], b: list[int], limit: int | None) -> None:
+def test_common_prefix_is_the_length_of_the_common_beginning(a: list[int], b: list[int], limit: int | None) -> None:
     length = common_prefix(a, b, limit=limit)
     assert a[:length] == b[:length]
     assert length <= (len(b) if limit is None else limit)

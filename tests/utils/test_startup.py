@@ -1,4 +1,4 @@
-"""The first second of a command: Ctrl-C at any import, and the settings of libraries."""
+"""The start of a command: Ctrl-C during imports, and settings of libraries."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_interrupt_while_modules_are_imported_ends_quietly(module: str) -> No
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_what_is_changed_for_the_start_is_changed_back() -> None:
+def test_changes_for_the_start_are_undone() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -74,8 +74,8 @@ def test_what_is_changed_for_the_start_is_changed_back() -> None:
         gc.unfreeze()
 
 
-def test_a_handler_of_somebody_else_stays() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background job
+def test_a_foreign_signal_handler_is_kept() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job of a shell
     try:
         startup.begin()
         startup.ready()
@@ -86,7 +86,7 @@ def test_a_handler_of_somebody_else_stays() -> None:
 
 
 @pytest.mark.parametrize("name", foredraft.__all__)
-def test_public_names_are_where_they_were(name: str) -> None:
+def test_public_names_can_be_imported(name: str) -> None:
     assert getattr(foredraft, name).__name__
 
 
@@ -108,7 +108,7 @@ def test_importing_the_package_imports_nothing_slow() -> None:
 
 
 @pytest.mark.slow
-def test_generating_imports_no_more_than_it_uses() -> None:
+def test_generating_imports_only_what_it_needs() -> None:
     names = ("matplotlib", "pandas", "fastapi", "uvicorn", "ray", "trimesh", "sklearn", "foredraft.certificate")
     script = (
         "import atexit, sys\n"

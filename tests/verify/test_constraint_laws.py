@@ -1,4 +1,4 @@
-"""Laws 1 and 2 with a mask: a text that must keep to a form has the law of the target that is held to it, whatever drafts."""
+"""Laws 1 and 2 under a constraint: with every drafter a constrained text has the distribution of the constrained target."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def form(seed: int) -> ToyConstraint:
 @pytest.mark.parametrize("rule", RATIO_RULES)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("told", [False, True], ids=["drafter not told", "drafter told"])
-def test_the_text_has_the_law_of_the_target_that_is_held_to_its_form(seed: int, rule: str, told: bool) -> None:
+def test_a_constrained_text_has_the_distribution_of_the_constrained_target(seed: int, rule: str, told: bool) -> None:
     assert law_error(constrained(case(seed), form(seed), told=told), rule) <= EXACT
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_certain_drafts_too(seed: int) -> None:
+def test_with_certain_drafts_too_the_text_has_the_distribution_of_the_constrained_target(seed: int) -> None:
     assert walk_law_error(constrained(case(seed, certain=range(3)), form(seed))) <= EXACT
 
 
@@ -68,12 +68,12 @@ def test_no_draft_changes_a_greedy_or_seeded_text(seed: int) -> None:
     assert invisibility_violations(held_to, seeds=range(5), top_k=2) == 0
 
 
-# --- what a drafter wrote freely, held to the form ------------------------------------------------------------------
+# --- drafts that were written freely, then constrained --------------------------------------------------------------
 
 
 def drafts_of(case: Toy, hold: Hold) -> Iterator[tuple[float, list[int], list[int], TokenProbs]]:
-    """All that a drafter may draw freely and all that may become of it: its probability, the draft, and the law that each of
-    its tokens names. A second draw is enumerated by forcing each of its results."""
+    """Enumerates what an unconstrained drafter may draw, and the drafts that `hold` may make of it. Yields the probability, the draft,
+    the distribution that each token names, and the distributions. A second draw is enumerated by forcing each of its results."""
     sampler = sampler_for({}, **case.settings)
     row = Row(sampler, (0,))
     forced = ForcedPrefix.of(TokenSequence(0, [0], sampler, max_len=50, speculative_tokens=None), case.depth)
@@ -98,7 +98,7 @@ def drafts_of(case: Toy, hold: Hold) -> Iterator[tuple[float, list[int], list[in
 
 
 def held_error(case: Toy, rule: str, hold: Hold = held) -> float:
-    """How far the law of the text lies from the target's, where drafts are written freely and then held to the form."""
+    """The largest error in the text's distribution if drafts are written freely and then constrained."""
     outcomes = list(drafts_of(case, hold))
     depth = case.depth
     rows = [[law if law < 0 else b * depth + law for law in laws] for b, (_, _, laws, _) in enumerate(outcomes)]
@@ -127,19 +127,19 @@ FORMS = [seed for seed in range(12) if len(some_ids(seed)(())) > 1]
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 @pytest.mark.parametrize("seed", FORMS)
-def test_a_draft_written_freely_and_held_to_the_form_is_lossless(seed: int, rule: str) -> None:
+def test_a_draft_that_is_constrained_afterwards_is_lossless(seed: int, rule: str) -> None:
     assert held_error(constrained(case(seed), form(seed)), rule) <= EXACT
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_drafts_without_a_token_that_may_come_end_there(rule: str) -> None:
+def test_a_draft_without_an_allowed_token_is_lossless(rule: str) -> None:
     only_two = toy(random_laws(51, 1.5), lambda _: torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), depth=2)
     assert held_error(constrained(only_two, ToyConstraint(lambda _: frozenset({0, 1}))), rule) <= EXACT
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_a_draft_that_ends_where_it_broke_the_form_is_lossless_too(rule: str) -> None:
-    """Whether it ends there says nothing of which token would have come."""
+def test_a_draft_that_is_cut_where_it_broke_the_constraint_is_lossless(rule: str) -> None:
+    """Whether a draft is cut does not depend on which token would have followed."""
 
     def cut(row: Row, ids: list[int], laws: TokenProbs | None) -> list[int]:
         return held(row, ids, laws)[: row.sampler.num_allowed(row.history, ids)]
@@ -149,7 +149,7 @@ def test_a_draft_that_ends_where_it_broke_the_form_is_lossless_too(rule: str) ->
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_naming_the_law_from_before_the_form_was_known_is_found(rule: str) -> None:
+def test_naming_the_unconstrained_distribution_is_detected(rule: str) -> None:
     def keeps_its_law(row: Row, ids: list[int], laws: TokenProbs | None) -> list[int]:
         assert laws is not None
         return held(row, ids, TokenProbs(laws.probs.clone()))
@@ -158,14 +158,14 @@ def test_naming_the_law_from_before_the_form_was_known_is_found(rule: str) -> No
 
 
 class Blind(ToyConstraint):
-    """A seeded bug: the mask does not go along with the draft."""
+    """A seeded bug: the mask ignores the draft tokens before it."""
 
     def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> object:  # type: ignore[override]
         return super().allowed(history, ())
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_a_mask_that_does_not_see_the_draft_is_found(rule: str) -> None:
+def test_a_mask_that_does_not_see_the_draft_is_detected(rule: str) -> None:
     errors = []
     for seed in range(6):
         right = constrained(case(seed), form(seed), told=True)

@@ -1,4 +1,4 @@
-"""Choosing and verifying on a device: what comes out is what the CPU finds, and nobody waits for the device but to be told."""
+"""Choosing and verifying on a device: the results are those of the CPU, and the code waits for the device only to read them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "mixed": [{"temperature": 0.0}, {}, {"seed": 3}, {}],
 }
 NUM_WAITS = {"truncated": 3, "seeded and truncated": 2}
-"""How many ids truncated token_probs keep is asked first: of what is weighed, and of what is compared."""
+"""Truncated token_probs take one more wait, for the number of ids that are kept; for rows by ratio and by comparison separately."""
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def samplers_of(kind: str) -> list[Sampler]:
 
 
 def random_logits(num_rows: int, seed: int = 0) -> Tensor:
-    """Float64, which takes the same way on the CPU."""
+    """In float64, for which the code path on the CPU is the same."""
     return 2 * torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def proposal_of(samplers: list[Sampler], has_certain: bool = False) -> Proposal:
-    """Drafts that were drawn as their requests want it, from other token_probs than the target's."""
+    """Drafts that are drawn as their requests require, from token_probs that differ from the target's."""
     ids: list[list[int]] = []
     prob_rows: list[list[int]] = []
     drawn = 0
@@ -100,9 +100,9 @@ def test_a_verdict_is_that_of_the_cpu_and_waits_once_for_the_device(
 
 
 @pytest.mark.parametrize("kind", ["greedy", "block", "seeded"])
-def test_failed_rows_come_with_the_verdict(kind: str, device: Elsewhere) -> None:
+def test_failed_rows_are_reported_in_the_verdict(kind: str, device: Elsewhere) -> None:
     logits = random_logits(sum(LENS) + len(LENS))
-    logits[4] = torch.nan  # the first of the third sequence
+    logits[4] = torch.nan  # the first row of the third sequence
     expected = verdict_of(logits, kind, 0.0, has_certain=False)
     with device:
         verdict = verdict_of(FarTensor(logits), kind, 0.0, has_certain=False)

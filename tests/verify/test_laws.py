@@ -1,4 +1,4 @@
-"""Law 1: whatever is drafted, the text has the target's law. Exact where it can be enumerated, and by Monte Carlo."""
+"""Law 1: whatever is drafted, the text has the target's distribution. Tested exactly where it can be enumerated, else by Monte Carlo."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CASES = [(name, depth) for depth in (1, 2, 3) for name in toys(1)]
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 @pytest.mark.parametrize(("name", "depth"), CASES)
-def test_the_text_has_the_targets_law(name: str, depth: int, rule: str) -> None:
+def test_the_text_has_the_targets_distribution(name: str, depth: int, rule: str) -> None:
     case = toys(depth)[name]
     if case.is_ratio((0,) * depth):
         assert law_error(case, rule) <= EXACT
@@ -70,9 +70,9 @@ def test_the_text_has_the_targets_law(name: str, depth: int, rule: str) -> None:
     ],
     ids=str,
 )
-def test_kept_ids_give_the_law_that_the_whole_vocabulary_gives(params: dict[str, float], rule: str) -> None:
-    """Against the dense oracle, with drafts inside and outside of what the target keeps; and outcome by outcome
-    against the same rule that is given the truncated law densely."""
+def test_truncated_targets_keep_their_distribution(params: dict[str, float], rule: str) -> None:
+    """Compared with the dense reference, with draft tokens that the target's truncation keeps or drops. Each outcome is also compared
+    with that of the same rule for the truncated distribution in dense form."""
     p, q = random_laws(11, 1.5, 5), random_laws(12, 1.5, 5)
     for certain in ((), (1,)):
         case = toy(p, q, vocab_size=5, depth=2, certain=certain, **params)
@@ -84,8 +84,8 @@ def test_kept_ids_give_the_law_that_the_whole_vocabulary_gives(params: dict[str,
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_a_rule_that_drafts_more_when_it_is_sure_of_itself_is_lossless(rule: str) -> None:
-    """Stop *before* a token by what came before it, or *after* a token whose q is low: both keep the law."""
+def test_drafts_may_end_depending_on_the_drafters_confidence(rule: str) -> None:
+    """A draft may stop *before* a token because of the tokens before it, or *after* a token whose q is low: both are lossless."""
     case = toy(random_laws(1, 2), random_laws(2, 2), depth=3)
 
     def stop_before(draft: tuple[int, ...]) -> int:
@@ -107,7 +107,7 @@ def test_block_accepts_at_least_as_much_as_rejection() -> None:
     assert max(gains) > 0.01
 
 
-def test_the_papers_example() -> None:
+def test_expected_acceptance_in_the_papers_example() -> None:
     """arXiv:2403.10444, section 3: p = (1/3, 2/3), q = (2/3, 1/3), two draft tokens."""
     p, q = torch.tensor([1, 2], dtype=torch.float64) / 3, torch.tensor([2, 1], dtype=torch.float64) / 3
     case = toy(lambda _: p, lambda _: q, vocab_size=2, depth=2)
@@ -116,8 +116,8 @@ def test_the_papers_example() -> None:
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_the_acceptance_of_one_token_is_the_overlap_of_the_laws(rule: str) -> None:
-    """No rule can beat 1 - TV(p, q), and none of ours falls short of it."""
+def test_the_acceptance_rate_of_one_token_is_the_overlap_of_p_and_q(rule: str) -> None:
+    """No rule can accept more than 1 - TV(p, q), and each of ours reaches it."""
     for name, case in toys(1).items():
         if case.is_ratio((0,)):
             overlap = float(torch.minimum(case.p[()], case.q[()]).sum())
@@ -125,25 +125,25 @@ def test_the_acceptance_of_one_token_is_the_overlap_of_the_laws(rule: str) -> No
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_a_rejected_certain_token_leaves_the_target_law_without_it(rule: str) -> None:
+def test_after_a_rejected_certain_token_the_distribution_is_the_targets_without_it(rule: str) -> None:
     case = toy(random_laws(1, 2), random_laws(2, 2), depth=2, certain=[0])
     for draft in case.drafts():
         after_rejection = outcome_table(case, [draft], rule)[0, 0]
         expected = case.p[()].clone()
         expected[draft[0]] = 0
-        if not after_rejection.any():  # block: what follows may redeem it altogether
+        if not after_rejection.any():  # block: the tokens after it may always save it
             continue
         torch.testing.assert_close(
             after_rejection / after_rejection.sum(), expected / expected.sum(), rtol=0, atol=EXACT
         )
 
 
-# --- a row depends on itself alone --------------------------------------------------------------------------------
+# --- a row depends only on itself ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 @pytest.mark.parametrize("params", [{}, {"top_k": 2}], ids=str)
-def test_a_rows_law_is_the_same_alone_and_in_any_batch(params: dict[str, float], rule: str) -> None:
+def test_a_rows_outcomes_are_the_same_alone_and_in_any_batch(params: dict[str, float], rule: str) -> None:
     case = toy(random_laws(1, 2), random_laws(2, 2), depth=3, **params)
     drafts = [(0, 1, 2), (1,), (), (2, 2), (0,), (1, 0, 0)]
     together = outcome_table(case, drafts, rule)
@@ -206,8 +206,8 @@ def test_garbage_in_the_padding_of_rows_that_compare_ids_changes_nothing(padding
 @pytest.mark.parametrize(
     "params", [{"verification": "rejection"}, {"verification": "block"}, {"seed": 1}, {"temperature": 0.0}], ids=str
 )
-def test_nan_behind_a_token_that_cannot_stand_reaches_nobody(params: dict[str, Any]) -> None:
-    """Plain decoding would never have read that row (see Sampler.fail), so it must not change the outcome."""
+def test_nan_after_an_impossible_token_does_not_change_the_outcome(params: dict[str, Any]) -> None:
+    """Plain decoding would never have used that row (see Sampler.fail)."""
     logits = torch.tensor([[0.0, 0.0, -torch.inf], [torch.nan] * 3, [0.0, 0.0, 0.0]])
     probs = torch.tensor([[0.0, 0.0, 1.0], [0.25, 0.5, 0.25]])
     proposal = Proposal(torch.tensor([[2, 1]]), torch.tensor([2]), torch.tensor([[0, 1]]), probs)
@@ -230,9 +230,9 @@ def test_a_batch_without_any_draft_is_plain_decoding() -> None:
 # --- the draw -----------------------------------------------------------------------------------------------------
 
 
-def test_the_inverse_cdf_has_exactly_the_law_it_is_given() -> None:
-    """Weights in 64ths, and every 64th as a uniform: each column as often as its weight, also where they do not sum
-    to 1."""
+def test_the_inverse_cdf_has_exactly_the_given_distribution() -> None:
+    """With weights in 64ths and every 64th as a uniform number, each column is drawn as often as its weight says, also if the weights do
+    not sum to 1."""
     for weights in ([64], [1, 63], [0, 5, 0, 59, 0], [16, 16, 16, 16], [0, 0, 64], [32, 0, 32], [7, 0, 0, 20, 37, 0]):
         law = torch.tensor([weights], dtype=torch.float64)
         uniforms = torch.arange(64, dtype=torch.float64) / 64
@@ -246,9 +246,9 @@ def test_the_inverse_cdf_never_gives_a_column_of_weight_zero() -> None:
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_the_draw_has_the_law_on_a_grid_of_uniforms(rule: str) -> None:
-    """No assumption about how it draws: on a grid of n * n uniforms every outcome's share is its probability, up to
-    what the edges of two intervals can hide."""
+def test_the_draw_has_the_right_distribution_on_a_grid_of_uniforms(rule: str) -> None:
+    """Without assumptions about how it draws: on a grid of n * n uniform numbers every outcome's share is its probability, up to the
+    resolution of the grid at two interval edges."""
     case = toy(random_laws(1, 2), random_laws(2, 2), depth=2)
     p = torch.stack([case.p[()], case.p[(0,)], case.p[(0, 1)]])[None]
     q = torch.stack([case.q[()], case.q[(0,)]])[None]
@@ -268,12 +268,12 @@ def test_the_draw_has_the_law_on_a_grid_of_uniforms(rule: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
-def test_the_output_is_always_the_targets_walk(depth: int) -> None:
+def test_the_output_is_always_the_targets_text(depth: int) -> None:
     assert walk_violations(walk, 3, depth) == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_certain_drafts_of_an_unseeded_request_keep_the_law(depth: int) -> None:
+def test_certain_drafts_of_an_unseeded_request_keep_the_distribution(depth: int) -> None:
     for seed, sharpness in product(range(4), (0.5, 3, 20)):
         case = toy(random_laws(seed, sharpness), random_laws(seed + 50, 2), depth=depth, certain=range(depth))
         assert walk_law_error(case) <= EXACT
@@ -290,9 +290,9 @@ def test_no_draft_changes_a_greedy_or_a_seeded_text(params: dict[str, float]) ->
         assert invisibility_violations(case, seeds=seeds, **params) == 0, name
 
 
-def test_a_seeded_text_has_the_targets_law() -> None:
-    """One text for each of 5,000 seeds, in as many rounds as its drafts of chance make it take; chi-square over all
-    texts of three tokens."""
+def test_seeded_texts_have_the_targets_distribution_over_many_seeds() -> None:
+    """One text for each of 5,000 seeds, in as many steps as its arbitrary drafts make it take; chi-square over all texts of three
+    tokens."""
     case = toy(random_laws(1, 1.5), random_laws(2, 1.5), depth=2)
     num = 5000
     samplers = [sampler_for({"seed": i}) for i in range(num)]
@@ -334,8 +334,8 @@ AXES: dict[str, Callable[[int], dict[str, int]]] = {
 
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("name", ["random", "p misses an id", "sharp"])
-def test_the_draws_marginal_is_the_law(axis: str, name: str) -> None:
-    """argmax(p / E) over many seeds, over many children and over many positions of one seed."""
+def test_draws_with_shared_noise_have_the_right_distribution(axis: str, name: str) -> None:
+    """argmax(p / E) over many seeds, or over many children or positions of one seed."""
     p = toys(1)[name].p[()]
     keys = [stream_key(**{"seed": 7, "child": 0, "position": 3, **AXES[axis](i)}) for i in range(20_000)]
     drawn = (p / exponentials(keys, torch.arange(3))).argmax(-1)
@@ -358,7 +358,7 @@ def test_the_noise_is_uniform() -> None:
 @pytest.mark.parametrize("axis", [*AXES, "id"])
 @pytest.mark.parametrize("distance", [1, 2, 64])
 def test_neighbouring_noise_is_independent(axis: str, distance: int) -> None:
-    """Between seeds, children, positions and token ids that lie `distance` apart; chi-square on a grid of 8 * 8."""
+    """Between seeds, children, positions and token ids that are `distance` apart; chi-square on a grid of 8 * 8."""
     num = 30_000
     if axis == "id":
         flat = noise(seed=1, ids=num + distance)
@@ -369,8 +369,8 @@ def test_neighbouring_noise_is_independent(axis: str, distance: int) -> None:
     assert independence(cells[:-distance], cells[distance:], 8) > FALSE_ALARM
 
 
-def test_neither_child_nor_position_nor_id_can_stand_for_another() -> None:
-    """Same sums, other places: (child 1, position 0) is not (child 0, position 1), and so on for 4 * 4 * 4 * 4."""
+def test_noise_differs_for_every_seed_child_position_and_id() -> None:
+    """Also where they have the same sum: (child 1, position 0) differs from (child 0, position 1), and so on for 4 * 4 * 4 * 4 cases."""
     keys = {stream_key(s, c, p) for s, c, p in product(range(8), repeat=3)}
     assert len(keys) == 8**3
     values = exponentials([stream_key(s, c, p) for s, c, p in product(range(4), repeat=3)], torch.arange(4))
@@ -379,12 +379,12 @@ def test_neither_child_nor_position_nor_id_can_stand_for_another() -> None:
 
 def test_noise_is_exponential() -> None:
     values = noise(seed=5, ids=200_000)
-    # mean and variance of Exp(1) are 1; five standard errors each are odds of less than FALSE_ALARM
+    # mean and variance of Exp(1) are 1; the probability of five standard errors is less than FALSE_ALARM
     assert abs(float(values.mean()) - 1) < 5 / math.sqrt(200_000)
     assert abs(float(values.var()) - 1) < 5 * math.sqrt(8 / 200_000)
 
 
-def test_noise_on_kept_ids_is_the_noise_of_the_whole_vocabulary_there() -> None:
+def test_noise_on_kept_ids_equals_the_noise_of_the_whole_vocabulary() -> None:
     keys = [stream_key(seed, 0, 5) for seed in range(6)]
     whole = exponentials(keys, torch.arange(5000))
     kept = torch.stack([torch.randperm(5000, generator=torch.Generator().manual_seed(i))[:40] for i in range(6)])
@@ -392,7 +392,7 @@ def test_noise_on_kept_ids_is_the_noise_of_the_whole_vocabulary_there() -> None:
     assert kept_noise_violations(pick) == 0
 
 
-def test_extreme_seeds_and_ids_are_fine() -> None:
+def test_extreme_seeds_and_ids_give_finite_positive_noise() -> None:
     for seed in (0, -1, 2**63, 2**64 + 1, -(2**70)):
         values = exponentials([stream_key(seed, 0, 2**20)], torch.tensor([0, 151_935, 2**31]))
         assert bool(values.isfinite().all())
@@ -403,8 +403,8 @@ def test_extreme_seeds_and_ids_are_fine() -> None:
 
 
 def monte_carlo(case: Toy, rule: str, num: int, seed: int) -> tuple[float, float]:
-    """Drafts drawn from q, one `verify` for all, and the target's own continuation. -> (the odds of texts as far from
-    the target's law as these, the share of rows that ended in a recovered token)."""
+    """Draw drafts from q, verify all in one call, and continue each text with the target. -> (the p-value of a chi-square test against
+    the target's distribution, the share of rows that ended in a recovered token)"""
     random = Random(seed)
     laws = [{x: row.tolist() for x, row in of.items()} for of in (case.p, case.q)]
 
@@ -437,7 +437,9 @@ def monte_carlo(case: Toy, rule: str, num: int, seed: int) -> tuple[float, float
     [((), {}), ((), {"top_p": 0.9, "temperature": 1.3}), ((1,), {"top_k": 2}), ((0, 1), {"temperature": 2.0})],
     ids=str,
 )
-def test_sampled_texts_have_the_targets_law(certain: tuple[int, ...], params: dict[str, Any], rule: str) -> None:
+def test_sampled_texts_have_the_targets_distribution(
+    certain: tuple[int, ...], params: dict[str, Any], rule: str
+) -> None:
     case = toy(random_laws(21, 1.5), random_laws(22, 1.5), depth=2, certain=certain, **params)
     odds, recovered = monte_carlo(case, rule, 3000, seed=4)
     assert recovered >= 0.2
@@ -445,7 +447,7 @@ def test_sampled_texts_have_the_targets_law(certain: tuple[int, ...], params: di
 
 
 def test_rows_of_every_kind_share_a_batch() -> None:
-    """Greedy, seeded, block, rejection, truncated, certain and absent drafts in one call: each keeps its own law."""
+    """Greedy, seeded, block, rejection and truncated rows in one call: each has its own distribution."""
     case = toy(random_laws(21, 1.5), random_laws(22, 1.5), depth=2)
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -486,7 +488,7 @@ def test_a_greedy_row_takes_the_argmax_whatever_the_draft_claims() -> None:
             assert (n, token) == (expected, best[expected]), name
 
 
-def test_near_ties_are_told_by_place() -> None:
+def test_near_ties_are_reported_by_position() -> None:
     logits = torch.tensor([[0.0, 1.0, 1.0 - 1e-6], [3.0, 0.0, 0.0], [2.0, 2.0 - 1e-6, 0.0]])
     samplers = [sampler_for({"temperature": 0.0})]
     for draft, expected in (((1, 0), 2), ((2, 0), 1), ((1, 2), 1)):

@@ -1,4 +1,4 @@
-"""Rules of verification that users bring: named by a request, used for it alone, refused and failed by name."""
+"""Users' own verification rules: they are used only for requests that name them, and errors name the rule."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def llm_with(**rules: Any) -> LLM:
     return LLM(speculative_tokens=4, device="cpu", verification_rules=rules)
 
 
-def test_a_request_that_names_it_runs_under_it() -> None:
+def test_only_requests_that_name_a_rule_use_it() -> None:
     mine, calls = counting(rejection_law)
     llm = llm_with(mine=mine)
     llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=0.9))
@@ -52,20 +52,20 @@ def test_a_request_that_names_it_runs_under_it() -> None:
     assert found.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
-def test_what_it_decides_is_what_happens() -> None:
+def test_a_rule_decides_what_is_accepted() -> None:
     llm = llm_with(never=never_accepts)
     llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=0.9, verification="never"))
     assert llm.engine.stats.num_draft_tokens > 0
     assert llm.engine.stats.num_accepted_tokens == 0
 
 
-def test_other_engines_of_the_same_models_know_it_too() -> None:
+def test_other_drafters_over_the_same_models_keep_the_rules() -> None:
     llm = llm_with(never=never_accepts).with_drafter("draft_model", 2)
     llm.generate(PROMPT, SamplingParams(max_tokens=6, temperature=0.9, verification="never"))
     assert llm.engine.stats.num_accepted_tokens == 0
 
 
-def test_an_unknown_one_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
     llm = llm_with(mine=rejection_law)
     with pytest.raises(ForedraftError, match="one of block, rejection, coupled, mine, not 'magic'"):
         llm.generate(PROMPT, SamplingParams(verification="magic"))
@@ -81,7 +81,7 @@ def test_an_unknown_one_is_refused_with_the_known_ones() -> None:
         ({"mine": 3}, "function of"),
     ],
 )
-def test_what_is_no_rule_is_refused_at_once(rules: dict[str, Any], message: str) -> None:
+def test_objects_that_are_no_rules_are_refused_at_once(rules: dict[str, Any], message: str) -> None:
     with pytest.raises(ForedraftError, match=message):
         llm_with(**rules)
 
@@ -106,7 +106,7 @@ def broken(change: Callable[[OutcomeLaw], Any]) -> Rule:
         (broken(lambda law: OutcomeLaw(-law.stop, law.scale)), "a stop below 0"),
     ],
 )
-def test_one_that_fails_ends_its_own_requests_alone(rule: Rule, message: str) -> None:
+def test_a_failing_rule_ends_only_its_own_requests(rule: Rule, message: str) -> None:
     llm = llm_with(mine=rule)
     params = [
         SamplingParams(max_tokens=12, temperature=0.9, verification=name) for name in ("mine", "block", "rejection")
@@ -117,8 +117,8 @@ def test_one_that_fails_ends_its_own_requests_alone(rule: Rule, message: str) ->
     assert reasons == ["error", "length", "length"]
 
 
-def test_drawn_under_it_texts_have_the_targets_law() -> None:
-    """Through `verify`, in float64; drafts drawn from q, and the first token counted."""
+def test_texts_under_an_own_rule_have_the_targets_distribution() -> None:
+    """Through `verify`, in float64, with drafts drawn from q. The first token is counted."""
     case, num = toy(random_laws(21, 1.5), random_laws(22, 1.5), depth=1), 3000
     generator = torch.Generator().manual_seed(2)
     drafts = [(int(i),) for i in torch.multinomial(case.q[()], num, replacement=True, generator=generator)]
@@ -130,13 +130,13 @@ def test_drawn_under_it_texts_have_the_targets_law() -> None:
     assert chi_square(torch.bincount(first, minlength=3), case.p[()] * num) > 1e-6
 
 
-def test_rows_that_only_compare_ids_never_ask_it() -> None:
+def test_rows_that_only_compare_ids_never_call_the_rule() -> None:
     class Copies:
         def propose(self, requests: list[DraftRequest]) -> Proposal:
             return Proposal.certain([[request.tokens[-1]] * request.max_len for request in requests])
 
         def forget(self, seq_ids: list[int]) -> None:
-            """Nothing is held."""
+            """There is no state to drop."""
 
     mine, calls = counting(rejection_law)
     llm = LLM(method=Copies(), speculative_tokens=2, device="cpu", verification_rules={"mine": mine})

@@ -1,5 +1,5 @@
 """Tests of the tests: every seeded bug must break a law that holds without it. The broken verifiers, caches and drafters are those of
-the certificate's catalogue; the other bugs are in single parts, and are put in here."""
+the certificate's catalogue; the other bugs are in single functions, and are patched in here."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_pena
 
 
 def case() -> Toy:
-    """Laws far enough apart, and near enough, that every branch of every rule is taken."""
+    """Distributions that differ enough, and overlap enough, that every branch of every rule is taken."""
     return toy(random_laws(21, 1.5), random_laws(22, 1.5), depth=2)
 
 
@@ -78,7 +78,7 @@ FLAT = torch.full((3,), 1 / 3, dtype=torch.float64)
 
 
 def case_for(control: Control) -> Toy:
-    """The toy in which it shows: with long drafts, or a first q of which no token is dropped, where that matters."""
+    """A toy in which the bug shows: with long drafts, or with a first q of which no token is dropped, where the bug needs that."""
     size, depth = (2, 4) if control.needs == "deep" else (3, 2)
     p, q = random_laws(31, 1.5, vocab_size=size), random_laws(32, 1.5, vocab_size=size)
     if control.verifier is drops_unlikely_drafts:
@@ -87,7 +87,7 @@ def case_for(control: Control) -> Toy:
 
 
 @pytest.mark.parametrize("control", DRAWS, ids=lambda control: control.name)
-def test_a_broken_verifier_breaks_the_law_of_distribution(control: Control) -> None:
+def test_a_broken_verifier_breaks_law_1(control: Control) -> None:
     toy_case = case_for(control)
     for rule in ["block"] if control.needs == "block" else RATIO_RULES:
         assert verifier_error(toy_case, rule, verify) <= EXACT
@@ -95,7 +95,7 @@ def test_a_broken_verifier_breaks_the_law_of_distribution(control: Control) -> N
 
 
 @pytest.mark.parametrize(("control", "kind"), CHOICES, ids=lambda x: x if isinstance(x, str) else x.name)
-def test_a_broken_verifier_is_not_invisible(control: Control, kind: str) -> None:
+def test_a_broken_verifier_breaks_law_2(control: Control, kind: str) -> None:
     seeds: list[int | None] = [None] if kind == GREEDY else list(range(5))
     params: dict[str, Any] = {"temperature": 0.0} if kind == GREEDY else {}
     if control.needs == "penalties":
@@ -104,8 +104,8 @@ def test_a_broken_verifier_is_not_invisible(control: Control, kind: str) -> None
     assert invisibility_violations(case(), seeds=seeds, verifier=control.verifier, **params) > 0
 
 
-def test_noise_used_again_in_the_next_step() -> None:
-    """The tokens of a step and of the next one are drawn independently."""
+def test_reusing_noise_in_the_next_step_is_detected() -> None:
+    """The tokens of consecutive steps must be independent."""
 
     def odds(verifier: Verifier) -> float:
         toy_case, sampler = case(), sampler_for({})
@@ -119,7 +119,7 @@ def test_noise_used_again_in_the_next_step() -> None:
 
 
 class WithSiblings:
-    """A drafter's chains as trees, with a wrong token before each."""
+    """Makes trees of a drafter's chains, with a wrong sibling before each token."""
 
     grows_trees = True
 
@@ -142,10 +142,10 @@ class WithSiblings:
     + [(c, WithSiblings) for c in CONTROLS if c.target and SAMPLED in c.kinds],
     ids=lambda x: getattr(x, "name", "trees" if x is WithSiblings else "chains"),
 )
-def test_a_broken_cache_breaks_the_law_of_the_cache(
+def test_a_broken_cache_breaks_law_3(
     control: Control, as_drafted: Callable[[Drafter], Drafter], make_engine: MakeEngine, target: LanguageModel
 ) -> None:
-    """Over drafts that are partly wrong, in texts that are long enough."""
+    """With drafts that are partly wrong, in texts that are long enough."""
 
     def violations(model: LanguageModel) -> int:
         drafts = ScriptedDrafter(lambda request: texts[request.seq_id][len(request.tokens) :], corrupt_every=9)
@@ -165,7 +165,7 @@ def test_a_broken_cache_breaks_the_law_of_the_cache(
 
 
 class ToyHead:
-    """Draft token i comes from softmax(features of the newest token, turned by i), whatever stands before it."""
+    """Draws draft token i from softmax(the newest token's features rotated by i), whatever the tokens before it are."""
 
     taps = (0,)
 
@@ -182,7 +182,7 @@ class ToyHead:
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Nothing is held."""
+        """There is no state to drop."""
 
 
 class HeadContract(DrafterContract):
@@ -197,8 +197,8 @@ class HeadContract(DrafterContract):
 
 
 @pytest.mark.parametrize("control", BROKEN_DRAFTERS, ids=lambda control: control.name)
-def test_a_broken_drafter_breaks_the_law_of_the_contract(control: Control) -> None:
-    """Every token of a draft, not only the first."""
+def test_a_broken_drafter_breaks_law_4(control: Control) -> None:
+    """It is wrong at every token of a draft, not only at the first."""
     assert control.drafter is not None
     HeadContract().test_drawn_ids_come_from_the_law_they_name()
     broken = HeadContract(control.drafter)
@@ -226,8 +226,10 @@ def plain_texts(make_engine: MakeEngine, prompts: Sequence[list[int]]) -> list[l
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_bonus_from_the_last_column_of_the_padded_batch(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a ragged batch shows it."""
+def test_a_bonus_token_from_the_last_column_of_the_padded_batch_is_detected(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a ragged batch shows this bug."""
 
     def padded(c: Case, law: OutcomeLaw, stop: Tensor) -> Tensor:
         return torch.where((stop == c.lens)[:, None], c.p[:, -1], next_weights(c, law, stop))
@@ -238,8 +240,8 @@ def test_bonus_from_the_last_column_of_the_padded_batch(rule: str, monkeypatch: 
     assert law_error(case(), rule) > BROKEN
 
 
-def test_acceptance_where_the_uniform_equals_the_ratio() -> None:
-    """u <= p/q in place of u < p/q accepts a token of p = 0 where u is 0: no mass, so no law of mass sees it."""
+def test_accepting_where_the_uniform_equals_the_ratio_is_detected() -> None:
+    """u <= p/q instead of u < p/q accepts a token of p = 0 where u is 0. That has probability 0, so law 1 cannot detect it."""
 
     def at_or_below(weights: Tensor, uniforms: Tensor) -> Tensor:
         cumulated = weights.cumsum(-1)
@@ -250,8 +252,8 @@ def test_acceptance_where_the_uniform_equals_the_ratio() -> None:
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_a_draft_may_end_behind_a_token_whose_own_q_is_low(rule: str) -> None:
-    """What must not be done is in the catalogue: to end it before that token, which was drawn already."""
+def test_a_draft_may_end_after_a_token_whose_own_q_is_low(rule: str) -> None:
+    """The bug is in the catalogue: ending the draft before that token, which was already drawn."""
     honest = case()
 
     def end(draft: tuple[int, ...]) -> int:
@@ -262,8 +264,8 @@ def test_a_draft_may_end_behind_a_token_whose_own_q_is_low(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_softmax_q_for_a_greedy_draft(rule: str) -> None:
-    """The drafter takes the argmax, and says it drew it."""
+def test_naming_softmax_q_for_a_greedy_draft_is_detected(rule: str) -> None:
+    """The drafter takes the argmax, but claims to have drawn it."""
     honest = case()
     argmax = {x: one_hot(int(law.argmax())) for x, law in honest.q.items()}
     assert law_error(Toy(3, 2, honest.logits, honest.p, argmax), rule) <= EXACT
@@ -271,14 +273,14 @@ def test_softmax_q_for_a_greedy_draft(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_laws_named_one_place_off(rule: str) -> None:
+def test_naming_distributions_one_position_off_is_detected(rule: str) -> None:
     honest = case()
     shifted = {x: honest.q[x[:-1]] for x in honest.q}
     assert law_error(Toy(3, 2, honest.logits, honest.p, honest.q, named=shifted), rule) > BROKEN
 
 
-def test_certain_drafts_weighed_against_their_own_target_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A walk that goes on past the first token that does not stand, and one that takes the wrong column."""
+def test_a_broken_walk_along_certain_drafts_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One walk continues after the first rejected token, the other takes its last token from the wrong column."""
 
     def counts_all(own_ids: Sequence[int], draft_ids: Sequence[int], parents: None = None) -> tuple[range, int]:
         num_equal = sum(own == token for own, token in zip(own_ids, draft_ids, strict=False))
@@ -297,8 +299,8 @@ def test_certain_drafts_weighed_against_their_own_target_token(monkeypatch: pyte
         assert walk_law_error(certain) > BROKEN
 
 
-def test_seeded_rows_that_weigh_p_against_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lossless in distribution, but the text would depend on the draft."""
+def test_verifying_seeded_rows_by_ratio_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is lossless in distribution, but the text depends on the draft."""
     assert invisibility_violations(case(), seeds=range(5)) == 0
     monkeypatch.setattr(verification, "_needs_ratio", lambda proposal, sampler, b: int(proposal.lens[b]) > 0)
     monkeypatch.setattr(SamplingParams, "verifier", property(lambda self: "block"))
@@ -308,7 +310,7 @@ def test_seeded_rows_that_weigh_p_against_q(monkeypatch: pytest.MonkeyPatch) -> 
 # --- noise and prefix ---------------------------------------------------------------------------------------------
 
 
-def test_noise_indexed_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_indexed_by_rank_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = noise_module.exponentials
 
     def by_rank(keys: Sequence[int], ids: Tensor) -> Tensor:
@@ -319,14 +321,14 @@ def test_noise_indexed_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept_noise_violations(pick) > 0
 
 
-def test_noise_of_a_state_instead_of_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every draw takes the next noise: rows of rejected drafts use it up."""
+def test_noise_by_call_instead_of_position_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If every draw takes the next noise, rows of rejected drafts use it up."""
     calls = iter(range(10**9))
     monkeypatch.setattr(Row, "noise_key", property(lambda self: hash((self.sampler.params.seed, next(calls)))))
     assert invisibility_violations(case(), seeds=range(5)) > 0
 
 
-def test_penalties_that_do_not_see_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_penalties_that_do_not_see_the_draft_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Sampler.warp
     law = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     loop = toy(lambda _: law, lambda _: law, depth=2)
@@ -338,7 +340,7 @@ def test_penalties_that_do_not_see_the_draft(monkeypatch: pytest.MonkeyPatch) ->
     assert invisibility_violations(loop, seeds=[None], **greedy) > 0
 
 
-def test_counts_that_keep_a_rejected_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_that_keep_a_rejected_draft_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.sampling.counts.TokenCounts._remove", lambda self, token: None)
     assert prefix_violations(PENALTIES) > 0
 
@@ -348,7 +350,7 @@ def test_counts_that_keep_a_rejected_draft(monkeypatch: pytest.MonkeyPatch) -> N
     [{"min_tokens": 3}, {"logits_processors": [lambda prefix, logits: logits - sum(prefix[-2:])]}],
     ids=["min", "own"],
 )
-def test_masks_and_processors_that_do_not_see_the_draft(
+def test_masks_and_processors_that_do_not_see_the_draft_are_detected(
     params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Sampler.warp
@@ -360,7 +362,7 @@ def test_masks_and_processors_that_do_not_see_the_draft(
 # --- growth, cache, agreement -------------------------------------------------------------------------------------
 
 
-def test_the_first_token_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_the_first_token_of_a_block_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = TokenSequence.commit
     assert growth_violations() == 0
     monkeypatch.setattr(TokenSequence, "commit", lambda self, new_ids, n: right(self, new_ids[1:] or new_ids, n))
@@ -380,7 +382,9 @@ def audited_violations(make_engine: MakeEngine, num_steps: int) -> tuple[int, li
     return run_audited(engine, sequences, num_steps), sequences
 
 
-def test_rejected_tokens_kept_in_the_cache(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeping_rejected_tokens_in_the_cache_is_detected(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count, sequences = audited_violations(make_engine, 4)
     assert count == 0
     assert {sequence.error for sequence in sequences} == {None}
@@ -394,8 +398,8 @@ def test_rejected_tokens_kept_in_the_cache(make_engine: MakeEngine, monkeypatch:
 
 
 def self_draft_misses(make_engine: MakeEngine, target: LanguageModel, **params: Any) -> int:
-    """How many draft tokens fall where the target drafts for itself: with shared noise, and greedily, none. Bit for bit
-    where rows are exact, hence the embedded pair in bfloat16."""
+    """The number of rejected draft tokens when the target drafts for itself: with shared noise, and greedily, 0. That needs exact rows,
+    hence the embedded target in bfloat16."""
     engine = make_engine("draft_model", draft_model=target)
     chosen = SamplingParams(max_tokens=12, **params).resolve({})
     sequences = [engine.add([5, 900 + i, 77, 300], chosen, child=i) for i in range(3)]
@@ -420,7 +424,7 @@ def test_a_target_that_drafts_for_itself_is_never_rejected(
     assert self_draft_misses(make_engine, target, **params) == 0
 
 
-def test_noise_one_position_off_between_draft_and_target(
+def test_noise_one_position_off_between_draft_and_target_is_detected(
     make_engine: MakeEngine, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late(Row):
@@ -434,16 +438,16 @@ def test_noise_one_position_off_between_draft_and_target(
     assert self_draft_misses(make_engine, target, temperature=1.0, seed=4) > 0
 
 
-def test_a_draft_model_that_never_reads_its_last_token(
+def test_a_draft_model_that_never_reads_its_last_token_is_detected(
     make_engine: MakeEngine, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hole after full acceptance: no distribution shows it, only the acceptance does."""
+    """The hole after full acceptance changes no distribution, only the acceptance rate."""
     right = KVCache.keep_prefix_of
 
     def with_a_hole(self: KVCache, seq_id: int, wanted: Sequence[int], at_most: int | None = None) -> int:
         before = self.num_held(seq_id)
         unread = right(self, seq_id, wanted, at_most)
-        if unread == 2 and before == len(wanted) - 2:  # fully accepted: it is one behind
+        if unread == 2 and before == len(wanted) - 2:  # fully accepted: the cache is one token behind
             self.region(seq_id).tokens.append(wanted[before])
         return unread
 
@@ -452,7 +456,7 @@ def test_a_draft_model_that_never_reads_its_last_token(
 
 
 def test_the_laws_hold_without_a_bug() -> None:
-    """What monkeypatching left behind would show here."""
+    """This would fail if monkeypatching left anything behind."""
     for rule in RATIO_RULES:
         assert law_error(case(), rule) <= EXACT
     assert invisibility_violations(case(), seeds=range(3)) == 0

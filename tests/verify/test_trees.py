@@ -1,4 +1,4 @@
-"""Law 1 with trees: what a walk emits has the target's law, whatever the tree holds; and where it is broken, that shows.
+"""Law 1 with trees: the emitted tokens have the target's distribution, whatever the tree contains; and broken walks are detected.
 
 Enumerated through `verify`: the target's own token after each node takes every value, with its probability.
 """
@@ -22,13 +22,13 @@ from foredraft.verify import Verifier, verify, walk
 
 VOCAB_SIZE = 3
 Law = dict[tuple[int, ...], float]
-"""Of the next tokens of a text."""
+"""The distribution of the next tokens of a text."""
 
 _UNDECIDED = -1
 
 
 def trees(num_nodes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """All ids and parents of trees with so many nodes, siblings being different."""
+    """Yields the ids and parents of every tree with this many nodes and distinct siblings."""
     for parents in product(*(range(ROOT, node) for node in range(num_nodes))):
         for ids in product(range(VOCAB_SIZE), repeat=num_nodes):
             if len(set(zip(parents, ids, strict=True))) == num_nodes:
@@ -36,7 +36,7 @@ def trees(num_nodes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def probs_after(prefix: Sequence[int]) -> list[float]:
-    """A distribution that depends on the whole prefix, with a token that never comes now and then."""
+    """A distribution that depends on the whole prefix, and sometimes has a token of probability 0."""
     return _probs_after(tuple(prefix))
 
 
@@ -53,8 +53,8 @@ Step = Callable[[Sequence[int], Sequence[int], Sequence[int]], tuple[Sequence[in
 
 
 def outcome_law(ids: Sequence[int], parents: Sequence[int], step: Step, length: int) -> Law:
-    """Of the first `length` tokens, where what a step does not emit is drawn after it. Own tokens are enumerated where they are
-    looked at only: a node that is not reached has no say."""
+    """The distribution of the first `length` tokens: those that a step emits, then tokens drawn from the target. Every combination of
+    the target's own tokens after the nodes is enumerated."""
     prefixes = [[ids[i] for i in path_to(parents, node)] for node in range(ROOT, len(ids))]
     law: Counter[tuple[int, ...]] = Counter()
     for own in product(range(VOCAB_SIZE), repeat=len(prefixes)):
@@ -89,15 +89,15 @@ def distance(one: Law, other: Law) -> float:
 def verified(
     own: Sequence[int], ids: Sequence[int], parents: Sequence[int], verifier: Verifier = verify
 ) -> tuple[Sequence[int], int]:
-    """Through production code: greedy rows, whose own token is the likeliest."""
+    """A step through production code, with greedy rows whose argmax is the own token."""
     logits = torch.nn.functional.one_hot(torch.tensor(own), VOCAB_SIZE).float()
     sampler = Sampler(SamplingParams(temperature=0.0).resolve({}), [0], torch.Generator())
     verdict = verifier(logits, Proposal.certain([list(ids)], [list(parents)]), [sampler], [[0]])
     return verdict.paths[0], verdict.next_ids[0]
 
 
-def test_a_walk_has_the_targets_law() -> None:
-    """All trees of up to three nodes, and some of four, in every order of their nodes and with every token looked at."""
+def test_a_walk_has_the_targets_distribution() -> None:
+    """All trees of up to three nodes and some of four, in every order of their nodes, with every combination of own tokens."""
     for num_nodes in range(5):
         expected = target_law(num_nodes + 1)
         for i, (ids, parents) in enumerate(trees(num_nodes)):
@@ -107,7 +107,7 @@ def test_a_walk_has_the_targets_law() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_nodes", [5, 6])
-def test_larger_trees_do_too(num_nodes: int) -> None:
+def test_a_walk_along_larger_trees_has_the_targets_distribution(num_nodes: int) -> None:
     expected = target_law(4)
     for i, (ids, parents) in enumerate(trees(num_nodes)):
         if i % (97 if num_nodes == 5 else 2999) == 0:
@@ -115,7 +115,7 @@ def test_larger_trees_do_too(num_nodes: int) -> None:
 
 
 def shapes_of(num_nodes: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every tree of so many nodes with different siblings, as the paths of its nodes: each behind its parent's."""
+    """Every tree of this many nodes with distinct siblings, as the paths of its nodes, parents first."""
     for sizes in product(range(num_nodes + 1), repeat=VOCAB_SIZE):
         if sum(sizes) != num_nodes:
             continue
@@ -127,13 +127,13 @@ def shapes_of(num_nodes: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[tu
 
 
 def as_proposed(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
-    """-> ids and parents"""
+    """Convert the paths of nodes. -> ids and parents"""
     return [path[-1] for path in paths], [paths.index(path[:-1]) if len(path) > 1 else ROOT for path in paths]
 
 
 def law_of_walks(ids: Sequence[int], parents: Sequence[int], length: int) -> Law:
-    """As outcome_law, through `walk` and `verify`. The target's own token after a node is chosen when a walk ends at that node for want
-    of it, so only those that are looked at are enumerated; in `verify` the others are arbitrary."""
+    """As outcome_law, through `walk` and `verify`. The target's own token after a node is enumerated only when a walk reaches that node;
+    in `verify` the other own tokens are arbitrary."""
     law: Counter[tuple[int, ...]] = Counter()
     waiting: list[tuple[list[int], float]] = [([_UNDECIDED] * (len(ids) + 1), 1.0)]
     while waiting:
@@ -155,18 +155,18 @@ def law_of_walks(ids: Sequence[int], parents: Sequence[int], length: int) -> Law
 @pytest.mark.parametrize(
     "num_nodes", [0, 1, 2, 3, 4, pytest.param(5, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)]
 )
-def test_every_tree_has_the_targets_law(num_nodes: int) -> None:
+def test_every_tree_has_the_targets_distribution(num_nodes: int) -> None:
     expected, count = target_law(num_nodes + 1), 0
     for paths in shapes_of(num_nodes):
         assert distance(law_of_walks(*as_proposed(paths), num_nodes + 1), expected) <= 1e-12
         count += 1
-    assert count == [1, 3, 12, 55, 273, 1428, 7752][num_nodes]  # ternary trees
+    assert count == [1, 3, 12, 55, 273, 1428, 7752][num_nodes]  # the numbers of ternary trees
 
 
 @pytest.mark.parametrize("order", ["by depth", "by branch"])
 @pytest.mark.parametrize("name", ["three to the second", "a chain with siblings"])
-def test_two_trees_of_twelve_nodes_have_the_targets_law(name: str, order: str) -> None:
-    """In both orders in which drafters hand nodes over."""
+def test_two_trees_of_twelve_nodes_have_the_targets_distribution(name: str, order: str) -> None:
+    """In both orders of nodes that drafters use."""
     paths = {
         "three to the second": [path for depth in (1, 2) for path in product(range(VOCAB_SIZE), repeat=depth)],
         "a chain with siblings": [(*(1,) * depth, token) for depth in range(4) for token in range(VOCAB_SIZE)],
@@ -176,7 +176,7 @@ def test_two_trees_of_twelve_nodes_have_the_targets_law(name: str, order: str) -
     assert distance(law_of_walks(*as_proposed(ordered), 5), target_law(5)) <= 1e-12
 
 
-def test_verify_walks_as_walk_does() -> None:
+def test_verify_accepts_the_path_of_walk() -> None:
     for ids, parents in trees(3):
         for own in product(range(VOCAB_SIZE), repeat=4):
             path, next_id = verified(own, ids, parents)
@@ -188,7 +188,7 @@ def test_verify_walks_as_walk_does() -> None:
     [control for control in CONTROLS if control.needs == "drafts" and control.target is None],
     ids=lambda control: control.name,
 )
-def test_each_broken_verifier_breaks_the_law_of_trees_too(control: Control) -> None:
+def test_each_broken_verifier_breaks_law_1_with_trees_too(control: Control) -> None:
     ids, parents = (0, 1, 1, 0), (ROOT, ROOT, 0, 0)
     step = partial(verified, verifier=control.verifier)
     assert distance(outcome_law(ids, parents, verified, 3), target_law(3)) <= 1e-12
@@ -196,7 +196,7 @@ def test_each_broken_verifier_breaks_the_law_of_trees_too(control: Control) -> N
 
 
 def _second_sibling_of_another(own: Sequence[int], ids: Sequence[int], parents: Sequence[int]) -> tuple[list[int], int]:
-    """A node that has the right token, but another parent, is taken too."""
+    """A seeded bug: also accepts a node that has the right token, but another parent."""
     path: list[int] = []
     token = own[0]
     for node in range(len(ids)):
@@ -207,13 +207,13 @@ def _second_sibling_of_another(own: Sequence[int], ids: Sequence[int], parents: 
 
 
 def _own_of_the_root(own: Sequence[int], ids: Sequence[int], parents: Sequence[int]) -> tuple[Sequence[int], int]:
-    """The row of the wrong parent gives the last token."""
+    """A seeded bug: takes the last token from the wrong parent's row."""
     path, _ = walk(own, ids, parents)
     return path, own[path[-1] if path else 0]
 
 
 def _drawn_twice(own: Sequence[int], ids: Sequence[int], parents: Sequence[int]) -> tuple[Sequence[int], int]:
-    """Where no child stands, a token that is no child's."""
+    """A seeded bug: where no child is accepted, gives a token that no child has."""
     path, next_id = walk(own, ids, parents)
     last = path[-1] if path else ROOT
     children = [token for token, parent in zip(ids, parents, strict=True) if parent == last]
@@ -222,14 +222,14 @@ def _drawn_twice(own: Sequence[int], ids: Sequence[int], parents: Sequence[int])
 
 
 @pytest.mark.parametrize("broken", [_second_sibling_of_another, _own_of_the_root, _drawn_twice])
-def test_a_broken_walk_has_another_law(broken: Step) -> None:
+def test_a_broken_walk_has_a_wrong_distribution(broken: Step) -> None:
     expected = target_law(4)
     distances = [distance(outcome_law(ids, parents, broken, 4), expected) for ids, parents in trees(3)]
     assert max(distances) > 0.01
 
 
-def test_rows_of_a_tree_share_their_noise_with_its_drafter_also_without_a_seed() -> None:
-    """The target's own token behind a tree is the likeliest under the sampler's coupled noise, at the depth of its row."""
+def test_trees_share_noise_with_their_drafter_without_a_seed_too() -> None:
+    """The target's own tokens in a tree are drawn with the sampler's coupled noise, at the depth of their row."""
     generator = torch.Generator().manual_seed(5)
     params = SamplingParams(temperature=0.9).resolve({})
     sampler = Sampler(params, [0], generator)

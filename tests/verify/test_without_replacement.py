@@ -1,4 +1,4 @@
-"""Law 1 for trees that were drawn: rejection without replacement has the target's law, over every draw of a tree."""
+"""Law 1 for sampled trees: rejection without replacement has the target's distribution, over every draw of a tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TreeLaw = Callable[[Sequence[int], TreeShape, Tensor, Tensor], tuple[Tensor, Ten
 
 @dataclass(frozen=True)
 class Toy:
-    """Distributions that depend on the whole prefix; the target's has a token that never comes now and then."""
+    """Distributions that depend on the whole prefix; the target's sometimes has a token of probability 0."""
 
     vocab_size: int
 
@@ -49,7 +49,7 @@ class Toy:
         yield from (([ids[node] for node in range(len(shape))], weight) for ids, weight in waiting)
 
     def law_of(self, shape: TreeShape, rule: TreeLaw, length: int) -> Law:
-        """Of the first `length` tokens, what the tree does not give being the target's own."""
+        """The distribution of the first `length` tokens, the tree's and then the target's own."""
         law: Counter[tuple[int, ...]] = Counter()
         for ids, weight in self.drawn_trees(shape):
             prefixes = [[ids[node] for node in path_to(shape.parents, last)] for last in range(ROOT, len(ids))]
@@ -82,7 +82,7 @@ class Toy:
         return max(abs(law.get(text, 0.0) - expected.get(text, 0.0)) for text in {*law, *expected})
 
     def shapes(self, num_nodes: int) -> Iterator[TreeShape]:
-        """Every tree of so many nodes, in order of parents, of which no node has more children than there are tokens."""
+        """Every shape of this many nodes, in order of parents, in which no node has more children than there are tokens."""
         for parents in product(*(range(ROOT, node) for node in range(num_nodes))):
             fits = max(Counter(parents).values(), default=0) <= self.vocab_size
             if fits and list(parents) == sorted(parents):
@@ -111,7 +111,7 @@ def _probs_after(prefix: tuple[int, ...], model: int, vocab_size: int) -> tuple[
         *(pytest.param(*of, marks=pytest.mark.slow) for of in ((4, 3), (5, 2), (6, 2))),
     ],
 )
-def test_every_tree_has_the_targets_law(num_nodes: int, vocab_size: int) -> None:
+def test_every_tree_has_the_targets_distribution(num_nodes: int, vocab_size: int) -> None:
     toy = Toy(vocab_size)
     for shape in toy.shapes(num_nodes):
         assert toy.error(shape) <= 1e-12, shape
@@ -121,7 +121,7 @@ def test_every_tree_has_the_targets_law(num_nodes: int, vocab_size: int) -> None
 @pytest.mark.parametrize(
     "parents", [(-1,) * 3 + (0,) * 3 + (1,) * 3 + (2,) * 3, (-1,) * 3 + (1,) * 3 + (4,) * 3 + (7,) * 3]
 )
-def test_two_trees_of_twelve_nodes_have_the_targets_law(parents: tuple[int, ...]) -> None:
+def test_two_trees_of_twelve_nodes_have_the_targets_distribution(parents: tuple[int, ...]) -> None:
     assert Toy(3).error(TreeShape(parents)) <= 1e-12
 
 
@@ -135,12 +135,12 @@ def _without_residual(ids: Sequence[int], shape: TreeShape, p: Tensor, q: Tensor
 
 
 @pytest.mark.parametrize("broken", [_residual_of_the_root, _without_residual])
-def test_a_broken_rule_has_another_law(broken: TreeLaw) -> None:
+def test_a_broken_rule_has_a_wrong_distribution(broken: TreeLaw) -> None:
     assert max(Toy(3).error(shape, broken) for shape in Toy(3).shapes(3)) > 0.01
 
 
-def test_children_that_were_not_drawn_have_another_law() -> None:
-    """Top k children with the probabilities of a draw, the classic bug."""
+def test_children_that_were_not_drawn_give_a_wrong_distribution() -> None:
+    """The classic bug: the top k children, verified as if they were drawn."""
     p, q = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], dtype=torch.float64)
     stands, residual = siblings_law(p, q, torch.tensor([2, 1]))
     law = (1 - stands.sum()) * residual
@@ -149,15 +149,15 @@ def test_children_that_were_not_drawn_have_another_law() -> None:
 
 
 def test_two_siblings_by_hand() -> None:
-    """The third token stands with 0.2/0.7. After it p is (0.8, 0.2, 0) and q is (1/3, 2/3, 0), so that the second one stands with 0.2 · 3/2,
-    and after both p is the first token alone."""
+    """The third token is accepted with 0.2/0.7. After its rejection p is (0.8, 0.2, 0) and q is (1/3, 2/3, 0), so the second one is
+    accepted with 0.2 · 3/2. After both p is all on the first token."""
     p, q = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], dtype=torch.float64)
     stands, residual = siblings_law(p, q, torch.tensor([2, 1]))
     assert stands.tolist() == pytest.approx([2 / 7, 5 / 7 * 0.3])
     assert residual.tolist() == pytest.approx([1, 0, 0])
 
 
-def test_places_are_computed_together() -> None:
+def test_a_batch_of_positions_gives_the_results_of_each() -> None:
     p, q = (Toy(3).rows([[place] for place in range(5)], model) for model in (TARGET, DRAFT))
     ids = torch.tensor([[0, 1], [1, 2], [2, 0], [0, 2], [1, 0]])
     together = siblings_law(p, q, ids)

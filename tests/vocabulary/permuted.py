@@ -1,4 +1,4 @@
-"""The embedded draft under other ids: another vocabulary, in which every token is spelt as in the target's."""
+"""The embedded draft with permuted ids: another vocabulary, whose tokens have the same text as the target's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 @cache
 def permuted_draft() -> Path:
-    """A folder: the tokens of the embedded draft in another order, its weights too. It computes what the draft does."""
+    """A folder with the embedded draft, its tokens and weights in another order. It computes what the draft does."""
     folder = Path(mkdtemp(prefix="permuted-draft-"))
     tokenizer = json.loads((DRAFT / "tokenizer.json").read_bytes())
     new_ids = list(range(len(tokenizer["model"]["vocab"])))

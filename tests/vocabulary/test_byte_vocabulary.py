@@ -1,4 +1,4 @@
-"""Ids as bytes and bytes as ids, for every kind of vocabulary: what is written is the text, or a beginning of it."""
+"""Ids as bytes and bytes as ids, for every kind of vocabulary: encoding gives the text's bytes, or a beginning of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_ids_of_a_text_are_its_bytes(name: str) -> None:
     check()
 
 
-def test_bytes_that_are_no_text_are_written_up_to_the_first_of_them(name: str) -> None:
+def test_bytes_that_are_not_text_are_encoded_up_to_the_first_invalid_one(name: str) -> None:
     @given(BYTES)
     @examples(100)
     def check(data: bytes) -> None:
@@ -49,7 +49,7 @@ def test_bytes_that_are_no_text_are_written_up_to_the_first_of_them(name: str) -
     check()
 
 
-def test_every_text_can_be_spelt_and_the_ends_are_those_of_the_ids(name: str) -> None:
+def test_every_text_can_be_spelt_and_the_ends_match_the_ids(name: str) -> None:
     @given(BYTES)
     @examples(100)
     def check(data: bytes) -> None:
@@ -64,7 +64,7 @@ def test_every_text_can_be_spelt_and_the_ends_are_those_of_the_ids(name: str) ->
     check()
 
 
-def test_nothing_is_added_to_a_text_and_its_tokenizer_stays_as_it_is() -> None:
+def test_nothing_is_added_to_a_text_and_the_tokenizer_is_not_changed() -> None:
     tokenizer: Any = build("byte-fallback")
     before = tokenizer.backend_tokenizer.to_str()
     own = ByteVocabulary(tokenizer)
@@ -74,7 +74,7 @@ def test_nothing_is_added_to_a_text_and_its_tokenizer_stays_as_it_is() -> None:
     assert encode(tokenizer, "hello") == own.encode(" hello")
 
 
-def test_special_tokens_stand_for_no_text_and_are_text_in_a_text() -> None:
+def test_special_tokens_have_no_text_and_their_names_in_a_text_are_text() -> None:
     own = vocabulary("byte-level")
     eos = own.roles["eos_token_id"]
     assert own.bytes_of[eos] is None
@@ -84,13 +84,13 @@ def test_special_tokens_stand_for_no_text_and_are_text_in_a_text() -> None:
     assert own.joined(own.encode("a <eos> b")) == b"a <eos> b"
 
 
-def test_an_added_token_is_its_text() -> None:
+def test_an_added_token_has_its_text() -> None:
     own = vocabulary("byte-level")
     (index,) = own.encode("<tool>")
     assert own.bytes_of[index] == b"<tool>"
 
 
-def test_what_a_tokenizer_puts_before_a_text_is_known() -> None:
+def test_prefix_ids_and_prefix_space_are_detected() -> None:
     if not MODELS.is_dir():
         pytest.skip("needs ../shared/models")
     assert (vocabulary("stories260K").prefix_ids, vocabulary("stories260K").prefix_space) == ((1,), b" ")
@@ -100,7 +100,7 @@ def test_what_a_tokenizer_puts_before_a_text_is_known() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"), [("word-piece", "spaces between words"), ("slow bytes", "written in Python")]
 )
-def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused(name: str, reason: str) -> None:
+def test_a_tokenizer_whose_tokens_have_no_bytes_is_refused(name: str, reason: str) -> None:
     with pytest.raises(VocabularyError, match=reason):
         ByteVocabulary(build(name))
 
@@ -117,5 +117,5 @@ def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused(name: str, reason: str
         (b"", 0, 0),
     ],
 )
-def test_characters_are_whole_pending_or_broken(data: bytes, whole: int, pending: int) -> None:
+def test_whole_and_pending_bytes_are_counted(data: bytes, whole: int, pending: int) -> None:
     assert (num_whole(data), num_pending(data)) == (whole, pending)

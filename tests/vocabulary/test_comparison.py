@@ -1,4 +1,4 @@
-"""Two models can work together iff their tokens mean the same; how wide their logits are is another matter."""
+"""Two models can be combined if their ids mean the same tokens; the widths of their logits may differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
 def words_tokenizer(words: list[str], eos: str = "w1", order: int = 1) -> PreTrainedTokenizerFast:
-    """order: -1 lists the words from the last to the first; their ids stay."""
+    """A tokenizer of words. order: -1 lists the words in reverse, with the same ids."""
     model = WordLevel(dict([(word, i) for i, word in enumerate(words)][::order]), unk_token=words[0])
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(model), unk_token=words[0], eos_token=eos, bos_token=words[2]
@@ -31,7 +31,7 @@ def words_tokenizer(words: list[str], eos: str = "w1", order: int = 1) -> PreTra
 
 
 def with_tokenizer(directory: Path, width: int, words: list[str], seed: int) -> Path:
-    """A checkpoint whose logits are `width` wide; ids past the words are padding that it never writes."""
+    """A checkpoint whose logits are `width` wide. Ids past the words are padding that it never writes."""
     species = SPECIES["llama"]
     model = random_model(replace(species, settings={"vocab_size": width}).config(), seed)
     model.get_output_embeddings().weight.data[len(words) :] = 0
@@ -41,7 +41,7 @@ def with_tokenizer(directory: Path, width: int, words: list[str], seed: int) -> 
 
 
 def test_the_same_ids_are_the_same_vocabulary() -> None:
-    """In whatever order a file lists them, and whatever the special tokens are; one token more is another vocabulary."""
+    """In any order in the file, and with any special tokens. With one more token it is another vocabulary."""
     target = words_tokenizer(WORDS)
     for draft in (words_tokenizer(WORDS, order=-1), words_tokenizer(WORDS, eos="w5")):
         check_vocabulary(target, draft)
@@ -52,7 +52,7 @@ def test_the_same_ids_are_the_same_vocabulary() -> None:
             check_vocabulary(target, draft)
 
 
-def test_what_differs_is_named() -> None:
+def test_differences_are_named() -> None:
     other = [*WORDS[:7], "seven", *WORDS[8:90]]
     with pytest.raises(VocabularyError) as caught:
         check_vocabulary(words_tokenizer(WORDS), words_tokenizer(other, eos="w5"))
@@ -92,6 +92,6 @@ def test_a_real_pair_of_different_tokenizers_is_refused() -> None:
         LLM(MODELS / "stories260K", MODELS / "babyllama105", heterogeneous_vocab="none")
 
 
-def test_toy_logits_are_as_wide_as_said(tmp_path: Path) -> None:
+def test_toy_logits_have_the_given_width(tmp_path: Path) -> None:
     llm = LLM(with_tokenizer(tmp_path, 128, WORDS, seed=0), method="none", dtype=torch.float32)
     assert llm.target.traits.vocab_size == 128

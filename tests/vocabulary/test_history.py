@@ -1,5 +1,5 @@
-"""A history in a draft model's ids: kept up to date as if it had been encoded whole, and what is drafted behind it comes back as the
-same text or not at all."""
+"""A history in a draft model's ids: it is updated as if it had been encoded whole, and drafts after it are translated to the same text
+or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANDOM_TEXTS = 1000
 
 
 def random_text(random: Random) -> str:
-    """Of all scripts, with more ASCII and white space than chance would give."""
+    """Random text of all scripts, with a larger share of ASCII and white space."""
 
     def char() -> str:
         kind = random.random()
@@ -35,13 +35,13 @@ def random_text(random: Random) -> str:
 
 
 def draft_behind(both: Any, history: TranslatedHistory, text: str) -> list[int]:
-    """What a draft model writes that goes on with this text."""
+    """The ids that a draft model writes to continue with this text."""
     ids: list[int] = both.draft.spell(history.pending + text.encode())[0]
     return ids
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-def test_a_thousand_random_texts_come_back_unchanged_or_not_at_all(target: str, draft: str) -> None:
+def test_random_texts_are_translated_unchanged_or_not_at_all(target: str, draft: str) -> None:
     both, random, violations, num_proposed = pair(target, draft), Random(7), [], 0
     for _ in range(RANDOM_TEXTS):
         before, behind = random_text(random), random_text(random)
@@ -56,13 +56,13 @@ def test_a_thousand_random_texts_come_back_unchanged_or_not_at_all(target: str, 
 
 
 class _CleanedUp(ByteVocabulary):
-    """Broken on purpose: what is written passes through the text that a tokenizer would show."""
+    """A seeded bug: encodes the cleaned-up text that a tokenizer would show."""
 
     def write(self, data: bytes) -> list[int]:
         return super().write(data.decode(errors="ignore").strip().replace(" .", ".").encode())
 
 
-def test_text_that_clean_up_altered_breaks_the_law() -> None:
+def test_altering_text_by_clean_up_is_detected() -> None:
     both = pair("byte-level", "byte-fallback")
     broken = TranslatedHistory(type(both)(_CleanedUp(build("byte-level")), both.draft, both.overlap, both.method))
     tokens = both.target.spell(b"a cat")[0]
@@ -72,7 +72,7 @@ def test_text_that_clean_up_altered_breaks_the_law() -> None:
 
 
 @pytest.mark.parametrize(("target", "draft"), [*PAIRS, *SHARED_PAIRS])
-def test_a_growing_history_is_what_the_whole_text_would_be(target: str, draft: str) -> None:
+def test_a_growing_history_equals_the_encoding_of_the_whole_text(target: str, draft: str) -> None:
     if target in SHARED and not MODELS.is_dir():
         pytest.skip("needs ../shared/models")
     both = pair(target, draft)
@@ -88,15 +88,13 @@ def test_the_draft_reads_a_text_as_its_own_tokenizer_would() -> None:
         both, text = pair(target, draft), "a hello cat or bad.\n"
         tokens = encode(build(target), text)
         if both.target.joined(tokens).removeprefix(both.target.prefix_space) != text.encode():
-            continue  # this target cannot write it
+            continue  # this target cannot encode it
         assert TranslatedHistory(both).follow(tokens) == encode(build(draft), text), (target, draft)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), TEXTS), max_size=6), st.sampled_from(PAIRS))
 @examples(60)
-def test_a_history_that_is_cut_or_replaced_leaves_nothing_behind(
-    steps: list[tuple[int, str]], names: tuple[str, str]
-) -> None:
+def test_a_cut_or_replaced_history_leaves_nothing_behind(steps: list[tuple[int, str]], names: tuple[str, str]) -> None:
     both = pair(*names)
     history, tokens = TranslatedHistory(both), list[int]()
     for num_kept, text in steps:
@@ -109,7 +107,7 @@ def test_a_history_that_is_cut_or_replaced_leaves_nothing_behind(
     assert (both.draft.joined(history.ids), history.pending) == (both.draft.joined(fresh.ids), fresh.pending)
 
 
-def test_ids_that_were_handed_out_do_not_change() -> None:
+def test_returned_ids_do_not_change() -> None:
     both = pair("byte-level", "byte-fallback")
     history, tokens = TranslatedHistory(both), both.target.encode("a cat, hel")
     ids = history.follow(tokens)
@@ -118,7 +116,7 @@ def test_ids_that_were_handed_out_do_not_change() -> None:
     assert ids == before
 
 
-def test_a_character_that_is_not_whole_yet_is_left_to_the_draft() -> None:
+def test_the_draft_completes_an_incomplete_character() -> None:
     both = pair("byte-level", "byte-fallback")
     whole, history = "a 😀".encode(), TranslatedHistory(both)
     singles = [both.target.single_byte_ids[byte] for byte in whole]
@@ -129,7 +127,7 @@ def test_a_character_that_is_not_whole_yet_is_left_to_the_draft() -> None:
     assert history.to_target(both.draft.encode("é")) == []
 
 
-def test_special_tokens_pass_by_their_role_and_cut_the_text() -> None:
+def test_special_tokens_are_translated_by_role_and_split_the_text() -> None:
     both = pair("byte-level", "byte-fallback")
     eos, its_eos = vocabulary("byte-level").roles["eos_token_id"], vocabulary("byte-fallback").roles["eos_token_id"]
     history = TranslatedHistory(both)
@@ -139,7 +137,7 @@ def test_special_tokens_pass_by_their_role_and_cut_the_text() -> None:
     assert history.to_target(drafted) == [*both.target.encode(" a"), eos]
 
 
-def test_a_history_that_is_not_what_the_tokenizer_would_give_is_cut_there() -> None:
+def test_a_history_in_an_unusual_tokenization_can_be_continued() -> None:
     both = pair("target", "stories260K") if MODELS.is_dir() else pair("byte-level", "byte-fallback")
     singles = [both.target.single_byte_ids[byte] for byte in b"once"]
     history = TranslatedHistory(both)

@@ -1,4 +1,4 @@
-"""Which way is taken for two vocabularies, and the numbers that it is chosen by."""
+"""How the method for two vocabularies is chosen, and the numbers that decide it."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.vocabulary.vocabularies import vocabulary
         (Overlap(1.0, 3.5, 4.0), False),
     ],
 )
-def test_ids_that_agree_and_are_as_long_make_tli(overlap: Overlap, is_alike: bool) -> None:
+def test_tli_is_chosen_if_ids_agree_and_have_equal_lengths(overlap: Overlap, is_alike: bool) -> None:
     assert overlap.is_alike is is_alike
 
 
-def test_a_vocabulary_agrees_with_itself_everywhere() -> None:
+def test_a_vocabulary_fully_agrees_with_itself() -> None:
     own = vocabulary("byte-level")
     overlap = overlap_of(own, own)
     assert (overlap.agreement, overlap.length_ratio) == (1.0, 1.0)
 
 
-def test_ids_agree_in_place_or_not() -> None:
+def test_agreement_is_counted_by_position() -> None:
     bytewise, pieces = vocabulary("byte-level"), vocabulary("byte-fallback")
-    text = "hell"  # one id here, several there
+    text = "hell"  # one id in one vocabulary, several in the other
     assert len(pieces.encode(text)) == 1
     found = overlap_of(bytewise, pieces, text)
     assert found.draft_bytes_per_id == 4
     assert found.agreement == (1.0 if len(bytewise.encode(text)) == 1 else 0.0)
 
 
-def test_the_same_tokens_under_other_ids_are_alike() -> None:
+def test_tli_is_chosen_for_the_same_tokens_with_other_ids() -> None:
     target, draft = (load_tokenizer(folder, LoadOptions()) for folder in (EMBEDDED / "target", permuted_draft()))
     found = pair_of(target, draft)
     assert found is not None
@@ -51,7 +51,7 @@ def test_the_same_tokens_under_other_ids_are_alike() -> None:
     assert "\n" not in str(found)
 
 
-def test_the_user_may_choose_another_way() -> None:
+def test_the_user_may_choose_another_method() -> None:
     target, draft = (load_tokenizer(folder, LoadOptions()) for folder in (EMBEDDED / "target", permuted_draft()))
     forced = pair_of(target, draft, "slem")
     assert forced is not None
@@ -61,7 +61,7 @@ def test_the_user_may_choose_another_way() -> None:
     assert pair_of(target, target, "slem") is None
 
 
-def test_other_pieces_make_slem() -> None:
+def test_slem_is_chosen_for_other_tokens() -> None:
     found = pair_of(build("byte-level"), build("byte-fallback"))
     assert found is not None
     assert found.method == "slem"
@@ -74,7 +74,7 @@ def test_a_tokenizer_that_cannot_be_read_is_named_with_the_difference() -> None:
         pair_of(build("byte-level"), build("word-piece"))
 
 
-def test_shared_models() -> None:
+def test_slem_is_chosen_for_the_shared_models() -> None:
     if not MODELS.is_dir():
         pytest.skip("needs ../shared/models")
     found = pair_of(build("target"), build("stories260K"))

@@ -1,4 +1,4 @@
-"""Token-level intersection: drafting from the shared tokens and naming that distribution is lossless; naming another one is not."""
+"""Token-level intersection: it is lossless to draft from the shared tokens and name that distribution, but not to name another one."""
 
 from __future__ import annotations
 
@@ -30,19 +30,17 @@ def words_pair(target: list[str], draft: list[str]) -> VocabularyPair:
 
 
 def draft_logits(prefix: Prefix) -> Tensor:
-    """[1, 5], of a draft model over its own ids."""
+    """[1, 5], the logits of a draft model over its own ids."""
     return random_laws(4, 2, vocab_size=len(DRAFT))(prefix).log()[None]
 
 
 def tli_toy(*, names_whole_vocabulary: bool = False, **params: float) -> Toy:
-    """A target over `a`, `b` and `c`, and a draft model over five words, two of which are the target's."""
+    """A target over `a`, `b` and `c`, and a draft model over five words, two of which are also the target's."""
     shared = SharedIds(words_pair(TARGET, DRAFT), len(DRAFT), len(TARGET))
     p = {x: random_laws(1, 2)(x).log() for x in prefixes(3, range(3))}
     q = {x: dense_law(shared.to_target(draft_logits(x))[0], **params) for x in prefixes(3, range(2))}
     named = None
-    if (
-        names_whole_vocabulary
-    ):  # the draft's own probabilities, of which part lies on words that the target does not have
+    if names_whole_vocabulary:  # the draft's own probabilities, some of them of words that the target does not have
         named = {x: torch.zeros(3, dtype=torch.float64) for x in q}
         for x, row in named.items():
             row[shared.target_ids] = dense_law(draft_logits(x)[0], **params)[shared.draft_ids]
@@ -52,17 +50,17 @@ def tli_toy(*, names_whole_vocabulary: bool = False, **params: float) -> Toy:
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("params", WAYS, ids=str)
-def test_the_output_law_is_the_targets(rule: str, params: dict[str, float]) -> None:
+def test_the_output_has_the_targets_distribution(rule: str, params: dict[str, float]) -> None:
     assert law_error(tli_toy(**params), rule) <= EXACT
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_q_over_the_drafts_whole_vocabulary_breaks_the_law(rule: str) -> None:
+def test_naming_q_over_the_drafts_whole_vocabulary_is_detected(rule: str) -> None:
     assert law_error(tli_toy(names_whole_vocabulary=True), rule) > BROKEN
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_it_is_the_drafts_own_law_given_that_a_shared_token_comes(temperature: float) -> None:
+def test_q_is_the_drafts_distribution_conditioned_on_shared_tokens(temperature: float) -> None:
     shared = SharedIds(words_pair(TARGET, DRAFT), len(DRAFT), len(TARGET))
     own = torch.softmax(draft_logits(())[0] / temperature, dim=0)[shared.draft_ids]
     expected = torch.zeros(3, dtype=torch.float64).index_put((shared.target_ids,), own / own.sum())

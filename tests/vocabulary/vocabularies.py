@@ -1,4 +1,4 @@
-"""Vocabularies of every kind, and the law that text passes from one to another unchanged or not at all."""
+"""Vocabularies of every kind, and a check that text is translated between them unchanged or not at all."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pair(target: str, draft: str, method: str = "slem") -> VocabularyPair:
 def text_violation(
     history: TranslatedHistory, drafted: Sequence[int], text: bytes, proposed: Sequence[int]
 ) -> str | None:
-    """What is wrong with a proposal that `to_target` made of a draft behind a text: the bytes of a proposal are those that the draft
-    wrote behind the text, or a beginning of them."""
+    """What is wrong with a proposal that `to_target` made of a draft after a text, or None. The bytes of a proposal must be those that the
+    draft wrote after the text, or a beginning of them."""
     both = history.pair
     written = both.draft.joined(drafted)
     found = both.target.joined(proposed)

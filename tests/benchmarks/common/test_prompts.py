@@ -1,4 +1,4 @@
-"""Prompts of conversations."""
+"""The prompts of conversations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_categories_take_turns(data: Path) -> None:
+def test_categories_alternate(data: Path) -> None:
     assert conversation_starts(None, data) == ["a", "d", "e", "b", "f", "c"]
 
 
-def test_a_few_are_of_several_categories(data: Path) -> None:
+def test_a_few_prompts_have_several_categories(data: Path) -> None:
     assert conversation_starts(3, data) == ["a", "d", "e"]

@@ -1,4 +1,4 @@
-"""BLEU and ROUGE-L of texts whose scores are known."""
+"""BLEU and ROUGE-L of texts with known scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from benchmarks.common.text_scores import bleu, longest_common_subsequence, rouge_l
 
 
-def test_the_references_themselves_have_all_points() -> None:
+def test_the_references_themselves_have_the_maximum_score() -> None:
     texts = ["Der Hund schläft auf dem Sofa.", "Ich habe keine Zeit."]
     assert bleu(texts, texts) == pytest.approx(100)
     assert rouge_l(texts, texts) == pytest.approx(100)

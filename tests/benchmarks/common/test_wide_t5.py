@@ -1,4 +1,4 @@
-"""A widened T5 says what the small one says."""
+"""A widened T5 computes what the small one computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def small(**settings: object) -> T5ForConditionalGeneration:
 
 @pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_its_logits_are_the_small_ones(feed_forward: str, is_tied: bool) -> None:
+def test_the_logits_of_a_widened_t5_are_the_small_ones(feed_forward: str, is_tied: bool) -> None:
     model = small(feed_forward_proj=feed_forward, tie_word_embeddings=is_tied)
     wide = widen(model, WideSize(width=64, num_heads=4, mlp=80, num_layers=3))
     inputs = {"input_ids": torch.randint(3, 50, (2, 11)), "decoder_input_ids": torch.randint(3, 50, (2, 7))}
@@ -31,7 +31,7 @@ def test_its_logits_are_the_small_ones(feed_forward: str, is_tied: bool) -> None
     assert sum(p.numel() for p in wide.parameters()) > 8 * sum(p.numel() for p in model.parameters())
 
 
-def test_a_size_below_the_models_is_refused() -> None:
+def test_a_size_below_that_of_the_model_is_refused() -> None:
     with pytest.raises(ValueError, match="is below the model's width 16"):
         widen(small(), WideSize(8, 2, 24, 2))
     with pytest.raises(ValueError, match="1 layers are fewer than the model's 2"):

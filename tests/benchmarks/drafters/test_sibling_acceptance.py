@@ -1,4 +1,4 @@
-"""The rules by which children are chosen, on laws whose acceptance is known."""
+"""Rules for choosing children, on distributions whose acceptance is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.drafters.sibling_acceptance import ratio, rejection, shared_nois
 
 RULES = (shared_noise, rejection, top_k)
 NUM_DRAWS = 40_000
-TOLERANCE = 0.02  # eight deviations of a share of 40,000 draws
+TOLERANCE = 0.02  # eight standard deviations of a share of 40,000 draws
 
 
 def repeated(*numbers: float) -> torch.Tensor:
@@ -21,7 +21,7 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def test_one_token_of_the_same_law_is_accepted() -> None:
+def test_a_token_from_the_same_distribution_is_accepted() -> None:
     p = repeated(0.5, 0.3, 0.2)
     assert ratio(p, p) == pytest.approx(1.0)
     assert shared_noise(p, p, 1) == rejection(p, p, 1) == 1.0
@@ -29,23 +29,23 @@ def test_one_token_of_the_same_law_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_all_tokens_hold_the_targets_own(rule: type) -> None:
+def test_all_tokens_together_are_always_accepted(rule: type) -> None:
     assert rule(repeated(0.5, 0.3, 0.2), repeated(0.1, 0.2, 0.7), 3) == pytest.approx(1.0)
 
 
-def test_a_single_draft_of_rejection_is_p_over_q() -> None:
+def test_rejection_of_a_single_draft_accepts_with_p_over_q() -> None:
     p, q = repeated(0.5, 0.3, 0.2), repeated(0.1, 0.2, 0.7)
     assert rejection(p, q, 1) == pytest.approx(ratio(p, q), abs=TOLERANCE)
 
 
-def test_two_drafts_of_rejection() -> None:
-    """By hand: of the first draft 0.5 is accepted. After a rejected third token, p is 0.8, 0.2, 0 and q is 1/3, 2/3, 0: of the
-    second draft 1/3 + 0.2 is accepted. Nothing else is rejected."""
+def test_rejection_of_two_drafts_by_hand() -> None:
+    """The first draft is accepted with probability 0.5. After a rejected third token p is 0.8, 0.2, 0 and q is 1/3, 2/3, 0, so the second
+    draft is accepted with probability 1/3 + 0.2. Nothing else is rejected."""
     p, q = repeated(0.5, 0.3, 0.2), repeated(0.1, 0.2, 0.7)
     assert rejection(p, q, 2) == pytest.approx(0.5 + 0.5 * (1 / 3 + 0.2), abs=TOLERANCE)
 
 
-def test_the_likeliest_tokens_hold_their_share() -> None:
+def test_the_likeliest_tokens_are_accepted_with_their_probability() -> None:
     assert top_k(repeated(0.5, 0.3, 0.2), repeated(0.1, 0.2, 0.7), 2) == pytest.approx(0.5)
 
 

@@ -15,7 +15,7 @@ def system(name: str, *seconds: float) -> System:
     return found
 
 
-def test_it_is_compared_with_the_faster_part() -> None:
+def test_the_merged_tree_is_compared_with_the_faster_part() -> None:
     systems = [system("plain", 9, 9), system("auto", 2, 2), system("auto, only a", 3, 5), system("auto, only b", 3, 3)]
     (row,) = over_parts(systems, 128)
     assert row["system"] == "auto, over the better (b)"

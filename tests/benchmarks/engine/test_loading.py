@@ -1,4 +1,4 @@
-"""Loading takes hardly more memory than the file: measured in a process of its own, on files of some 100 MB."""
+"""Loading takes hardly more memory than the file, measured in a process of its own with files of some 100 MB."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHAPE = {
 SMALL_VOCABULARY = Species("llama", {**_SHAPE, "vocab_size": 4096})
 LARGE_VOCABULARY = Species("llama", {**_SHAPE, "vocab_size": 65_536, "num_hidden_layers": 6})
 KEYS_AND_VALUES = 2 * 240 * 8 * 2 * 4 * 64 * 2
-"""Bytes that the probe's two sequences hold in the cache of eight layers: they do not count."""
+"""The cache of the probe's two sequences in eight layers, in bytes, which is subtracted."""
 
 MOST = 1.15
 
@@ -44,7 +44,7 @@ def float16_gguf(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def k_quants(model: PreTrainedModel, folder: Path) -> Path:
-    """As llama.cpp mixes them: the embedding in six bits."""
+    """Types as llama.cpp mixes them, with the embedding in six bits."""
     return write_model(model, folder / "model.gguf", lambda name: "Q6_K" if name.startswith("token_embd") else "Q4_K")
 
 
@@ -74,7 +74,7 @@ def float16(model: PreTrainedModel, folder: Path) -> Path:
 def test_the_peak_is_near_the_size_of_the_weights(
     save: Callable[[PreTrainedModel, Path], Path], species: Species, quantization: str | None, tmp_path: Path
 ) -> None:
-    """Of the file's, or of the packed ones where these take more."""
+    """Those of the file, or the packed ones if they take more."""
     load = measured(save(random_model(species.config()), tmp_path), quantization)
     assert load.file_bytes > 80e6
     assert load.peak_bytes <= MOST * max(load.file_bytes, load.weight_bytes) + KEYS_AND_VALUES, load

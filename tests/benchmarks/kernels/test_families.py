@@ -1,4 +1,4 @@
-"""A family and the Llama that it is compared with read as many weights for a token."""
+"""A family and the Llama that it is compared with read the same number of weights per token."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def test_weights_are_those_of_the_matrices_and_the_head() -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma3", "starcoder2", "mixtral", "gpt_oss"])
-def test_the_llama_reads_as_much(name: str) -> None:
+def test_the_llama_reads_as_many_weights(name: str) -> None:
     model_type, settings = FAMILIES[name]
     config = CONFIG_MAPPING[model_type](**{**_COMMON, **settings})
     assert num_weights_read(equal_llama(config)) == pytest.approx(num_weights_read(config), rel=0.005)
 
 
 def test_every_compiled_family_is_measured() -> None:
-    assert len(FAMILIES) == len(COMPILED) - 1  # all but Llama
+    assert len(FAMILIES) == len(COMPILED) - 1  # all except Llama

@@ -1,4 +1,4 @@
-"""What a pass reads and multiplies is counted from its matrices, whatever they are shared with."""
+"""The bytes and operations of a pass are counted from its matrices, whether or not they are shared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = {
     "num_key_value_heads": KV,
 }
 NORMS_AND_ANGLES = 2048
-"""Bytes at most of what is no matrix."""
+"""The most bytes of everything that is not a matrix."""
 
 
 def saved(folder: Path) -> Path:
@@ -46,7 +46,7 @@ def test_every_matrix_is_read_once_with_its_scales_and_no_embedding(
     least = (MATRICES * bits + V * D * head_bits) / 8
     scales = (
         8 * (LAYERS * (4 * D + 2 * F) + V) if head_bits == 8 else 0
-    )  # of int8: a scale and a correction for each output
+    )  # int8 has a scale and a correction for each output
     assert least <= bytes_read(hf) <= least + scales + NORMS_AND_ANGLES
     floats, int8 = multiplications(hf)
     assert floats + int8 == MATRICES + V * D
@@ -54,7 +54,7 @@ def test_every_matrix_is_read_once_with_its_scales_and_no_embedding(
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_a_stored_embedding_is_read_where_it_is_the_head(is_tied: bool, tmp_path: Path) -> None:
+def test_a_stored_embedding_is_read_if_it_is_the_lm_head(is_tied: bool, tmp_path: Path) -> None:
     model = zoo.random_model(zoo.Species("llama", CONFIG).config())
     if is_tied:
         model.config.tie_word_embeddings = True
@@ -64,7 +64,7 @@ def test_a_stored_embedding_is_read_where_it_is_the_head(is_tied: bool, tmp_path
     assert least <= bytes_read(hf) <= least + NORMS_AND_ANGLES
 
 
-def test_the_floors_are_what_is_read_and_what_is_multiplied() -> None:
+def test_the_floors_follow_from_bytes_and_operations() -> None:
     limits = Limits(bandwidth=2.0, floats=4.0, int8=8.0)
     assert Work(num_bytes=6, floats=4, int8=16).floors(limits) == (3.0, 3.0)
 

@@ -1,4 +1,4 @@
-"""The floor counts every multiplication, and the model that is timed is read."""
+"""The floor counts every multiplication, and the timed model is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_prompt_is_read_in_chunks(precision: str) -> None:
     prompt, reader = Prompt(2, 40, 0), Reader("now", kernels, precision)
     assert list(prompt.chunks()) == [(0, 16), (16, 32), (32, 40)]
     assert all(seconds > 0 for seconds in prompt.split(reader))
-    written = prompt.store.abs().sum(-1) > 0  # of each key and value of the cache
+    written = prompt.store.abs().sum(-1) > 0  # for each key and value of the cache
     assert written[..., :40].all()
     assert not written[..., 40:].any()
 

@@ -1,4 +1,4 @@
-"""Systems in turns, with programs that answer at once and say how long they took."""
+"""Systems that take turns, with fake programs that answer at once and report made-up times."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.peers.workers.client import WorkerError
 from benchmarks.peers.workers.protocol import Job, Settings
 
 SECONDS = {"fast": 1.0, "slow": 4.0}
-"""For a request of one prompt, by precision."""
+"""The seconds for a request of one prompt, by precision."""
 REQUESTS = [[[1, 2, 3]], [[4, 5, 6]], [[7, 8, 9]]]
 
 
 class FakeWorker:
-    """In the place of a process: γ = 3 takes half of the time, and all others take twice."""
+    """Replaces a process: γ = 3 takes half of the time, and all others take twice the time."""
 
     started: list[FakeWorker]
     jobs: list[tuple[str, Job]]
@@ -73,15 +73,15 @@ def test_every_mode_runs_at_its_fastest_gamma(separate: bool) -> None:
     assert not any(worker.is_open for worker in FakeWorker.started)
 
 
-def test_a_mode_without_gamma_is_not_tried_with_several() -> None:
+def test_a_mode_without_gamma_runs_once() -> None:
     with Field(plan()) as field:
         field.enter(Peer("fake", "fake_worker", "fast", 4, WITHOUT_GAMMA), WITHOUT_GAMMA)
         assert [(contender.mode, contender.gamma) for contender in field.contenders] == [(PLAIN, 0), (AUTO, 0)]
     assert {job.gamma for _, job in FakeWorker.jobs} == {0}
-    assert len(FakeWorker.jobs) == 2  # to warm up
+    assert len(FakeWorker.jobs) == 2  # for warm-up
 
 
-def test_who_begins_rotates() -> None:
+def test_the_first_system_rotates() -> None:
     with Field(plan()) as field:
         for precision in ("fast", "slow"):
             field.enter(peer(precision), [PLAIN])
@@ -90,7 +90,7 @@ def test_who_begins_rotates() -> None:
     assert [name for name, _ in FakeWorker.jobs] == ["fast", "slow", "slow", "fast", "fast", "slow"]
 
 
-def test_a_program_that_cannot_start_or_go_on_is_out_with_its_reason() -> None:
+def test_a_program_that_fails_is_excluded_with_the_reason() -> None:
     with Field(plan()) as field:
         for precision in ("fast", "absent", "failing"):
             field.enter(peer(precision), [PLAIN])
@@ -129,7 +129,7 @@ def test_the_first_token_of_a_batch_is_timed(model_set: ModelSet) -> None:
     assert "| fake-slow | 3 | 2 | 8.000 (8.000 to 8.000) | 1 | 0 |" in markdown(report)
 
 
-def test_a_program_is_started_anew_for_every_load(model_set: ModelSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_is_restarted_for_every_load(model_set: ModelSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "Worker", FakeWorker)
     found = loading.measure([peer("fast"), peer("absent")], model_set, REQUESTS[0], 1, 3)
     assert len(FakeWorker.started) == len(found["seconds"]["fake-fast"]) == 3

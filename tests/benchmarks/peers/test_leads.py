@@ -1,4 +1,4 @@
-"""foredraft beside the fastest other program."""
+"""foredraft compared with the fastest other program."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_the_fastest_of_both_sides_are_compared_request_by_request() -> None:
     assert drafting["ratio"] == pytest.approx(0.5)
 
 
-def test_a_side_that_is_missing_gives_no_line() -> None:
+def test_a_missing_side_gives_no_line() -> None:
     assert leads(ROWS[:3]) == []
     assert table(ROWS[:3]) == ""
 
 
-def test_a_line_for_each_lead() -> None:
+def test_each_lead_gives_a_line() -> None:
     assert table(ROWS).count("\n") == 1 + len(leads(ROWS))
     assert "| 4 | plain | foredraft-int4 | llamacpp-q4_0 | 2.00 (" in table(ROWS)

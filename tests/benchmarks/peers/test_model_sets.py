@@ -1,4 +1,4 @@
-"""What the programs run: room for texts, long prompts, and what a prompt multiplies."""
+"""The models and prompts that the programs run: context sizes, long prompts, and operations of a prompt."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_long_prompts_have_their_length_and_begin_differently(questions: list[st
     assert texts[2].startswith("third\n\none\n\nanother\n\nthird")
 
 
-def test_a_prompt_multiplies_what_a_model_of_that_size_does() -> None:
+def test_the_operations_of_a_prompt_fit_the_size_of_the_model() -> None:
     length = 7
     model = LlamaForCausalLM(LlamaConfig(**CONFIG))
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
@@ -53,11 +53,11 @@ def test_a_prompt_multiplies_what_a_model_of_that_size_does() -> None:
     assert prompt_multiplications(CONFIG, length) == matrices + head + scores_and_sums
 
 
-def test_a_context_holds_what_is_asked() -> None:
+def test_a_context_fits_the_request() -> None:
     assert [context_for(longest) for longest in (1, 1024, 1025, 4097)] == [1024, 1024, 1536, 4608]
 
 
-def test_the_cache_holds_the_batch_with_room_to_spare() -> None:
+def test_the_cache_fits_the_batch_with_room_to_spare() -> None:
     smollm2 = {"num_hidden_layers": 30, "num_key_value_heads": 3, "head_dim": 64}
     for context, batch in ((1024, 1), (4608, 1), (1024, 32), (4608, 32)):
         exact = 2 * 2 * 30 * 3 * 64 * context * batch / 2**30

@@ -1,4 +1,4 @@
-"""Blocks are read back by the `gguf` package as what was rounded."""
+"""The `gguf` package reads encoded blocks back as the rounded numbers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WIDEST_STEP = {
     "IQ4_NL": 25 / 127,
     "IQ4_XS": 25 / 127,
 }
-"""Between two numbers that a block can hold, over its largest."""
+"""The distance between two numbers that a block can represent, relative to its largest."""
 
 
 @pytest.mark.parametrize("kind", WIDEST_STEP)
-def test_numbers_come_back_within_half_a_step(kind: str) -> None:
+def test_numbers_are_read_back_within_half_a_step(kind: str) -> None:
     x = np.random.default_rng(0).standard_normal((6, 512)).astype(np.float32)
     x[1] *= 0.1
     x[2, :256] = 0

@@ -1,4 +1,4 @@
-"""Text in pieces, by where its tokens came from."""
+"""Text split into pieces by the origin of its tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from foredraft.cli.render.origins import OriginPieces, pieces_of
 from tests.command_line import PROMPT
 
 
-def test_pieces_are_the_text_and_follow_the_tokens(llm: LLM) -> None:
+def test_pieces_join_to_the_text_and_match_the_tokens(llm: LLM) -> None:
     prompt, params = "x = 'ﬀ é 漢字 🙂'\ny = ", SamplingParams(max_tokens=40, seed=2, temperature=1.4)
     output = llm.generate(prompt, params)[0]
     text = output.outputs[0]
@@ -17,7 +17,7 @@ def test_pieces_are_the_text_and_follow_the_tokens(llm: LLM) -> None:
     assert {origin for _, origin in pieces} == set(text.origins)
 
 
-def test_streamed_pieces_are_the_text_even_where_a_stop_string_holds_it_back(llm: LLM) -> None:
+def test_streamed_pieces_join_to_the_text_even_if_a_stop_string_holds_it_back(llm: LLM) -> None:
     whole = llm.generate(PROMPT, SamplingParams(max_tokens=40, temperature=0.0))[0].outputs[0].text
     params = SamplingParams(max_tokens=40, temperature=0.0, stop=(whole[30:36],))
     assert llm.tokenizer is not None

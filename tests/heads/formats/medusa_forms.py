@@ -1,4 +1,4 @@
-"""A Medusa checkpoint in forms whose programs do not run here: their keys are renamed."""
+"""A Medusa checkpoint in the forms of programs that cannot run here, made by renaming its keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.heads.checkpoints import Golden
 
 
 def as_vllm(case: Golden) -> Golden:
-    """As vllm/model_executor/models/medusa.py (0.9 to 0.32) reads it."""
+    """In the form that vllm/model_executor/models/medusa.py (0.9 to 0.32) reads."""
     num_heads = 1 + max(int(name.split(".")[0]) for name in case.tensors)
     num_blocks = case.config["medusa_num_layers"]
     tensors = {}
@@ -30,7 +30,7 @@ def as_vllm(case: Golden) -> Golden:
 
 
 def as_joint(case: Golden) -> Golden:
-    """Beside the tensors of the model that was trained with them (Medusa-2)."""
+    """In one checkpoint with the model that was trained with the heads (Medusa-2)."""
     tensors = {f"medusa_head.{name}": tensor for name, tensor in case.tensors.items()}
     some = case.tensors["0.0.linear.weight"]
     base = {"model.embed_tokens.weight": some, "model.layers.0.self_attn.q_proj.weight": some, "lm_head.weight": some}

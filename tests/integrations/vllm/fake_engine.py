@@ -1,4 +1,4 @@
-"""An engine with vLLM's interface to a proposer: rows that move, prompts read in pieces, preemption, cancelled texts."""
+"""An engine with vLLM's interface to a proposer: rows that move, chunked prefill, preemption and cancelled texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Proposes(Protocol):
 
 
 def config_for(num_tokens: int = 4, max_len: int = 256, vocab_size: int = 32, ranks: int = 1, **options: Any) -> Any:
-    """What a Proposer reads of a VllmConfig. options: of foredraft."""
+    """What a Proposer reads from a VllmConfig. options: those of foredraft."""
     return SimpleNamespace(
         additional_config={"foredraft": options},
         speculative_config=SimpleNamespace(num_speculative_tokens=num_tokens),
@@ -36,12 +36,12 @@ def config_for(num_tokens: int = 4, max_len: int = 256, vocab_size: int = 32, ra
 
 
 def looping(history: Sequence[int]) -> int:
-    """A target whose texts repeat themselves, after 20 tokens at most: Fibonacci's numbers modulo 5."""
+    """A target whose texts repeat after at most 20 tokens: Fibonacci numbers modulo 5."""
     return (history[-1] + history[-2]) % 5
 
 
 def hashing(history: Sequence[int]) -> int:
-    """One whose texts do not."""
+    """A target whose texts do not repeat."""
     return hash(tuple(history)) % 32
 
 
@@ -59,7 +59,7 @@ class Text:
 
 
 class FakeEngine:
-    """Greedy. chunk: tokens of a prompt that are read in a step. disturb: move, preempt and cancel texts at random."""
+    """A greedy engine. chunk: tokens of a prompt that are read in a step. disturb: move, preempt and cancel texts at random."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class FakeEngine:
         self.num_drafted = self.num_accepted = self.num_cancelled = self.num_preempted = self.num_steps = 0
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-        """-> the texts, without their prompts; a cancelled one is shorter"""
+        """Run all texts. -> the texts without their prompts; a cancelled one is shorter"""
         texts = [Text([*prompt], max_tokens, len(prompt)) for prompt in prompts]
         waiting, rows = texts[:], list[Text]()
         while waiting or rows:
@@ -111,7 +111,7 @@ class FakeEngine:
             text.draft = draft
 
     def _advance(self, text: Text) -> list[int]:
-        """What vLLM hands over: the accepted draft tokens and the target's own; nothing within a prompt."""
+        """What vLLM passes to the proposer: the accepted draft tokens and the target's own, or nothing within a prompt."""
         if text.unread > self._chunk:
             text.unread -= self._chunk
             return []

@@ -1,5 +1,5 @@
-"""The proposer inside vLLM's CPU build: greedy texts are those that vLLM writes without speculation. In float32: in bfloat16 vLLM's
-rows depend on their batch, and ties are common."""
+"""The proposer in vLLM's CPU build: greedy texts are those that vLLM writes without speculation. Tested in float32, since in bfloat16
+vLLM's rows depend on their batch, and near ties are common."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_greedy_texts_are_those_without_speculation(method: str, tokens: int | s
     assert found["accepted"] > 0
 
 
-def test_and_under_preemption(tmp_path: Path) -> None:
-    """Four texts of three blocks each do not fit eight blocks, and one is kept for padding."""
+def test_greedy_texts_are_those_without_speculation_under_preemption(tmp_path: Path) -> None:
+    """Four texts of three blocks each do not fit into eight blocks, of which one is reserved for padding."""
     options = options_of(export("vllm", "suffix", tmp_path, 4).text)
     found = answer({**options, "num_gpu_blocks_override": 9, "block_size": 32})
     assert found["texts"] == plain()["texts"]

@@ -1,4 +1,4 @@
-"""A proposer's drafts change no text of the engine that it drafts for, and nothing that it is given makes it raise."""
+"""A proposer's drafts change no text of its engine, and no input makes it raise."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def written(prompt: Sequence[int], target: Target, max_tokens: int) -> list[int]
 @pytest.mark.parametrize("target", [looping, hashing])
 @pytest.mark.parametrize("tokens", [3, "auto"])
 @pytest.mark.parametrize("options", METHODS, ids=str)
-def test_texts_are_the_targets_own(options: dict[str, Any], tokens: int | str, target: Target) -> None:
-    """Among rows that move, texts that are cancelled, preempted, and as many as four times the rows."""
+def test_drafts_change_no_text(options: dict[str, Any], tokens: int | str, target: Target) -> None:
+    """With rows that move, cancelled and preempted texts, and four times as many texts as rows."""
     for seed in range(3):
         engine = FakeEngine(Proposer(config_for(speculative_tokens=tokens, **options)), target, disturb=seed)
         given = prompts(16, seed)
@@ -51,21 +51,21 @@ def test_texts_are_the_targets_own(options: dict[str, Any], tokens: int | str, t
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram"])
-def test_what_repeats_is_drafted_and_accepted(method: str) -> None:
+def test_repeats_are_drafted_and_accepted(method: str) -> None:
     engine = FakeEngine(Proposer(config_for(method=method, speculative_tokens=4)), looping)
     engine.run(prompts(8), 60)
     assert engine.num_accepted > 0.3 * engine.num_drafted > 0
     assert engine.num_steps < 8 / 4 * 60, "fewer steps than tokens"
 
 
-def test_each_text_is_recognised_wherever_its_row_is() -> None:
+def test_each_text_is_recognised_in_any_row() -> None:
     proposer = Proposer(config_for())
     engine = FakeEngine(proposer, hashing, disturb=7)
     engine.run(prompts(25), 30)
     assert len(proposer._texts) == 25
 
 
-def test_texts_that_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_texts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.integrations.vllm.texts.MOST_CALLS_UNSEEN", 20)
     proposer = Proposer(config_for(method="suffix+ngram"))
     FakeEngine(proposer, looping).run(prompts(8), 20)
@@ -76,7 +76,7 @@ def test_texts_that_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(held) <= 4
 
 
-def test_a_finished_text_drafts_for_the_next_one_where_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_texts_are_drafted_from_if_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.integrations.vllm.texts.MOST_CALLS_UNSEEN", 10)
     accepted = []
     for corpus_tokens in (0, 4000):
@@ -89,7 +89,7 @@ def test_a_finished_text_drafts_for_the_next_one_where_that_was_asked(monkeypatc
 
 
 def clocked(costs: tuple[float, float], target: Target = looping, **options: Any) -> FakeEngine:
-    """An engine whose steps take costs[0] and costs[1] for each row, by a clock that the proposer reads."""
+    """An engine whose steps take costs[0] plus costs[1] for each row, by a clock that the proposer reads."""
     now = [0.0]
 
     def on_step(num_rows: int) -> None:
@@ -101,10 +101,10 @@ def clocked(costs: tuple[float, float], target: Target = looping, **options: Any
 
 
 CHEAP, DEAR = (1e-2, 1e-5), (1e-4, 1e-2)
-"""Seconds of a step, and of each row in it."""
+"""The seconds of a step, and of each of its rows."""
 
 
-def test_auto_drafts_where_rows_are_cheap_and_hardly_where_they_are_dear() -> None:
+def test_auto_drafts_if_rows_are_cheap_and_hardly_if_they_are_expensive() -> None:
     per_step = []
     for tokens, costs, target in (("auto", CHEAP, looping), ("auto", DEAR, hashing), (4, DEAR, hashing)):
         engine = clocked(costs, target, method="ngram", speculative_tokens=tokens)
@@ -114,7 +114,7 @@ def test_auto_drafts_where_rows_are_cheap_and_hardly_where_they_are_dear() -> No
     assert per_step[1] < 0.2 * per_step[2], "where drafts are rejected"
 
 
-def test_ranks_draft_alike_whatever_their_clocks_say() -> None:
+def test_ranks_draft_alike_whatever_their_clocks_are() -> None:
     given, runs = prompts(8), []
     for seconds in (1e-3, 1.0):
         engine = clocked((seconds, seconds), ranks=2, method="ngram")
@@ -124,7 +124,7 @@ def test_ranks_draft_alike_whatever_their_clocks_say() -> None:
     assert runs[0][1] > 0
 
 
-def test_a_drafter_that_raises_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_drafter_ends_no_text(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     proposer = Proposer(config_for(method="ngram", speculative_tokens=3))
     drafter = proposer._drafting._group._drafters["ngram"]
     monkeypatch.setattr(drafter, "propose", lambda requests: 1 / 0)
@@ -134,7 +134,7 @@ def test_a_drafter_that_raises_ends_nothing(monkeypatch: pytest.MonkeyPatch, cap
     assert "drafter ngram failed: ZeroDivisionError" in caplog.text
 
 
-def test_input_that_makes_no_sense_is_answered_with_no_drafts(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_input_gives_no_drafts(caplog: pytest.LogCaptureFixture) -> None:
     proposer = Proposer(config_for(speculative_tokens=3))
     tokens, lens = np.zeros((1, 4), dtype=np.int32), np.array([4], dtype=np.int32)
     assert proposer.propose([[1], [2]], lens, tokens) == [[], []]
@@ -184,7 +184,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: 
         ProposerOptions.of(options)
 
 
-def test_an_option_of_vllm_that_is_no_table_changes_nothing() -> None:
+def test_an_additional_config_that_is_no_dict_is_ignored() -> None:
     config = config_for()
     config.additional_config = object()
     assert module._table(config.additional_config) == {}

@@ -1,4 +1,4 @@
-"""Run by vLLM's own interpreter: greedy texts and what was drafted. JSON on standard input and output."""
+"""Run by vLLM's own interpreter: writes greedy texts and counts drafts. JSON on standard input and output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file's logits are those of the model that it was written from, and of the library's own reading of it."""
+"""The logits of a file are those of the model that it was written from, and of transformers' own reading of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.model.gguf.writing import finish, tensors_of, write_model
 
 FLOAT = LoadOptions(dtype="float32", kernels="torch")
 LONG = torch.arange(3, 3 + 3 * zoo.WINDOW)[None]
-"""Longer than a window."""
+"""Texts longer than a sliding window."""
 
 SPECIES: dict[str, zoo.Species] = {
     **{
@@ -78,7 +78,7 @@ def test_logits_are_those_of_the_model_that_was_written(name: str, tmp_path: Pat
 
 
 def reference(path: Path, config: Any = None) -> PreTrainedModel:
-    """The file as transformers dequantises it. config: in place of the one that it makes."""
+    """The file as transformers dequantises it. config: replaces the one that transformers makes."""
     config = config or AutoConfig.for_model(**load_gguf_checkpoint(path)["config"])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
@@ -103,7 +103,7 @@ def as_gpt_oss_files_are(tensor: str) -> str:
 
 
 def filled(model: PreTrainedModel, path: Path) -> PreTrainedModel:
-    """A gpt-oss model with the numbers that the `gguf` package reads in a file."""
+    """A gpt-oss model with the numbers that the `gguf` package reads from a file."""
     file = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
     for index, layer in enumerate(model.model.layers):
         for suffix, ending in (("weight", ""), ("bias", "_bias")):
@@ -121,7 +121,7 @@ def filled(model: PreTrainedModel, path: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("options", [FLOAT, LoadOptions()])
-def test_gpt_oss_in_mxfp4_gives_the_librarys_logits(options: LoadOptions, tmp_path: Path) -> None:
+def test_gpt_oss_in_mxfp4_gives_the_logits_of_transformers(options: LoadOptions, tmp_path: Path) -> None:
     model = zoo.random_model(SPECIES["gpt_oss"].config())
     path = write_model(model, tmp_path / "model.gguf", as_gpt_oss_files_are)
     expected = logits_of(filled(model, path))
@@ -139,20 +139,20 @@ def test_gpt_oss_in_mxfp4_gives_the_librarys_logits(options: LoadOptions, tmp_pa
 
 
 @pytest.mark.parametrize("kind", [*FLOAT_TYPES, *BLOCK_TYPES])
-def test_every_type_gives_the_librarys_logits(kind: str, tmp_path: Path) -> None:
+def test_every_type_gives_the_logits_of_transformers(kind: str, tmp_path: Path) -> None:
     path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", kind)
     torch.testing.assert_close(logits_of(load(path)), logits_of(reference(path)), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "phi3", "gemma3"])
-def test_a_quantized_file_gives_the_librarys_logits(name: str, tmp_path: Path) -> None:
+def test_a_quantized_file_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     path = write_model(zoo.random_model(SPECIES[name].config()), tmp_path / "model.gguf", "Q4_1")
     model = load(path)
-    # the configuration that it makes lacks caps, windows and sizes of heads
+    # transformers' configuration lacks logit caps, windows and head sizes
     torch.testing.assert_close(logits_of(model), logits_of(reference(path, model.config)), atol=1e-4, rtol=1e-5)
 
 
-def test_factors_of_the_rotary_frequencies_are_llama_3s(tmp_path: Path) -> None:
+def test_rotary_frequency_factors_are_those_of_llama_3(tmp_path: Path) -> None:
     """The converter writes Llama 3.1's scaling as one factor for each frequency."""
     species = zoo.STACK_FORMS["llama3 rope"]
     model = zoo.random_model(species.config())
@@ -180,7 +180,7 @@ def test_a_tied_head_is_read_from_the_embedding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
-def test_experts_stay_where_they_are_for_the_kernels(name: str, tmp_path: Path) -> None:
+def test_experts_stay_in_the_file_for_the_kernels(name: str, tmp_path: Path) -> None:
     species = SPECIES[name]
     sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64}
     path = write_model(
@@ -196,7 +196,7 @@ def test_experts_stay_where_they_are_for_the_kernels(name: str, tmp_path: Path) 
     assert float(difference.median()) < 0.05  # bfloat16
 
 
-def test_matrices_stay_where_they_are_for_the_kernels(tmp_path: Path) -> None:
+def test_matrices_stay_in_the_file_for_the_kernels(tmp_path: Path) -> None:
     path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", "Q4_K")
     model = load(path, LoadOptions())
     assert model.dtype == torch.bfloat16
@@ -208,7 +208,7 @@ def test_matrices_stay_where_they_are_for_the_kernels(tmp_path: Path) -> None:
     assert float(close.abs().mean()) < 0.1
 
 
-def test_a_file_of_plain_numbers_has_ordinary_layers_in_their_dtype(tmp_path: Path) -> None:
+def test_an_unquantized_file_has_ordinary_layers_in_their_dtype(tmp_path: Path) -> None:
     path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", "BF16")
     model = load(path, LoadOptions())
     assert type(model.get_input_embeddings()) is torch.nn.Embedding
@@ -224,7 +224,7 @@ def test_a_loaded_model_reads_ragged_batches(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "int4-all"])
-def test_a_quantized_file_is_not_rounded_again(quantization: str, tmp_path: Path) -> None:
+def test_a_quantized_file_is_not_quantized_again(quantization: str, tmp_path: Path) -> None:
     path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", "Q4_0")
     with pytest.raises(
         ModelError, match=rf"quantized already \(Q4_0\).* rounded to {quantization}; leave quantization"
@@ -233,14 +233,14 @@ def test_a_quantized_file_is_not_rounded_again(quantization: str, tmp_path: Path
     assert load_model(path, LoadOptions(quantization="none")).hf.dtype == torch.bfloat16
 
 
-def test_a_file_of_plain_numbers_may_be_rounded(tmp_path: Path) -> None:
+def test_an_unquantized_file_may_be_quantized(tmp_path: Path) -> None:
     path = write_model(zoo.random_model(WIDE.config()), tmp_path / "model.gguf", "F16")
     model = load_model(path, LoadOptions(quantization="int4"))
     if load_kernels() is not None:
         assert model.hf.lm_head.matrix.layout.kind == INT8
 
 
-def test_an_architecture_that_is_not_supported_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
     writer.add_tensor("token_embd.weight", np.zeros((8, 8), np.float32))
     finish(writer)

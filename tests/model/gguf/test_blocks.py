@@ -1,4 +1,4 @@
-"""Blocks against `gguf.quants`, for every byte that a block can hold."""
+"""Blocks are decoded as by `gguf.quants`, whatever bytes they contain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foredraft.model.gguf.blocks import BLOCK_TYPES, decode
 from tests.model.gguf.writing import random_blocks
 
 REASSOCIATED = ("Q4_1", "Q4_K")
-"""Their codes are less 8, and 8 steps are in the offsets."""
+"""Types whose codes have 8 subtracted, and whose offsets include 8 steps."""
 
 
 def expected(kind: str, rows: np.ndarray) -> np.ndarray:
@@ -22,7 +22,7 @@ def expected(kind: str, rows: np.ndarray) -> np.ndarray:
 
 
 def random_rows(kind: str, seed: int, num_rows: int, num_blocks: int) -> np.ndarray:
-    """Any bytes: also scales that are infinite, NaN or far apart."""
+    """Rows of random bytes; scales may be infinite, NaN or far apart."""
     size = num_blocks * BLOCK_TYPES[kind].size
     return np.random.default_rng(seed).integers(0, 256, (num_rows, size), dtype=np.uint8)
 
@@ -46,7 +46,7 @@ def test_any_bytes_are_decoded_as_the_reference_does(kind: str, seed: int, num_r
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES)
-def test_numbers_of_a_layer_are_decoded_bit_for_bit(kind: str) -> None:
+def test_the_weights_of_a_layer_are_decoded_bit_for_bit(kind: str) -> None:
     like = np.random.default_rng(0).normal(size=(64, 1024)).astype(np.float32) / 32
     type_ = gguf.GGMLQuantizationType[kind]
     try:
@@ -57,7 +57,7 @@ def test_numbers_of_a_layer_are_decoded_bit_for_bit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES)
-def test_codes_are_those_that_a_weight_of_its_bits_may_have(kind: str) -> None:
+def test_codes_fit_their_number_of_bits(kind: str) -> None:
     weight = decode(kind, random_rows(kind, 0, 32, 8))
     assert weight.codes.dtype == torch.int8
     assert weight.scales.shape == (32, weight.shape[1] // weight.group)
@@ -70,6 +70,6 @@ def test_codes_are_those_that_a_weight_of_its_bits_may_have(kind: str) -> None:
         assert codes == set(range(-8, 8))
 
 
-def test_the_types_of_the_package_are_those_that_are_meant() -> None:
+def test_block_sizes_are_those_of_the_gguf_package() -> None:
     for kind, block_type in BLOCK_TYPES.items():
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1] == block_type.size

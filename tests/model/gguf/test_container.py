@@ -1,4 +1,4 @@
-"""Whatever bytes a file holds, it is read or refused in one line, and nothing is allocated that the file has no room for."""
+"""Whatever bytes a file contains, it is read or refused in one line, and no more is allocated than the file can contain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Change = Callable[[bytearray], None]
 
 @pytest.fixture(scope="module")
 def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A whole model with a vocabulary."""
+    """The file of a whole model with a vocabulary."""
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
     config = zoo.Species("llama", {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}).config()
 
@@ -38,7 +38,7 @@ def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_model(zoo.random_model(config), path, "Q4_0", add_vocabulary).read_bytes()
 
 
-def test_metadata_and_tensors_are_those_that_the_package_reads(model_bytes: bytes, tmp_path: Path) -> None:
+def test_metadata_and_tensors_are_those_that_the_gguf_package_reads(model_bytes: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(model_bytes)
     ours, theirs = GGUFFile(path), gguf.GGUFReader(path)
@@ -70,7 +70,7 @@ def cut(length: int) -> Change:
 
 
 def put_at(text: bytes, after: int, form: str, *values: int) -> Change:
-    """values: written so many bytes behind the first place where the text stands."""
+    """A change of a file that writes the values `after` bytes behind the first occurrence of the text."""
 
     def change(data: bytearray) -> None:
         struct.pack_into(form, data, data.index(text) + len(text) + after, *values)
@@ -79,7 +79,7 @@ def put_at(text: bytes, after: int, form: str, *values: int) -> Change:
 
 
 TENSOR = b"output_norm.weight"
-"""Behind it: the number of dimensions (4 bytes), one dimension (8), the type (4), the offset (8)."""
+"""A tensor's name. After it: the number of dimensions (4 bytes), one dimension (8), the type (4), the offset (8)."""
 
 MALFORMED: dict[str, tuple[Change, str]] = {
     "no bytes": (cut(0), "empty"),
@@ -139,7 +139,7 @@ LYING: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "words"), LYING.values(), ids=LYING.keys())
-def test_lying_metadata_are_refused(change: Change, words: str, model_bytes: bytes, tmp_path: Path) -> None:
+def test_false_metadata_is_refused(change: Change, words: str, model_bytes: bytes, tmp_path: Path) -> None:
     data = bytearray(model_bytes)
     change(data)
     message = refusal(bytes(data), tmp_path / "model.gguf")
@@ -147,7 +147,7 @@ def test_lying_metadata_are_refused(change: Change, words: str, model_bytes: byt
     assert words in message
 
 
-def test_a_missing_tensor_and_one_too_many_are_named(model_bytes: bytes, tmp_path: Path) -> None:
+def test_a_missing_and_a_superfluous_tensor_are_named(model_bytes: bytes, tmp_path: Path) -> None:
     renamed = model_bytes.replace(TENSOR, b"output_form.weight")
     message = refusal(renamed, tmp_path / "model.gguf")
     assert message is not None
@@ -155,7 +155,7 @@ def test_a_missing_tensor_and_one_too_many_are_named(model_bytes: bytes, tmp_pat
 
 
 def refusal(data: bytes, path: Path) -> str | None:
-    """Why a file's model is refused, or else its tokenizer, in one line; None for one that is read. Any other error fails."""
+    """The one-line reason for which a file's model, or else its tokenizer, is refused; None if it is read. Other errors fail the test."""
     path.write_bytes(data)
     checkpoint = GGUFCheckpoint(str(path), LoadOptions(dtype="float32", kernels="torch"))
 
@@ -179,7 +179,7 @@ def reason_of(step: Callable[[], object]) -> str | None:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """One to four changes, most of them before the tensors' numbers: flipped and random bytes, cuts, large numbers, copies."""
+    """A file with one to four mutations, mostly before the tensors' data: flipped and random bytes, cuts, large numbers, copies."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         place = rng.randrange(min(len(changed), 3_000) if rng.random() < 0.9 else len(changed))
@@ -201,7 +201,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def fuzz(data: bytes, path: Path, seeds: range) -> int:
-    """-> how many were refused"""
+    """Read mutated files. -> how many were refused"""
     return sum(refusal(mutated(data, random.Random(seed)), path) is not None for seed in seeds)
 
 
@@ -214,7 +214,7 @@ def test_two_thousand_mutated_files_are_read_or_refused(model_bytes: bytes, tmp_
     assert fuzz(model_bytes, tmp_path / "model.gguf", range(2_000)) > 500
 
 
-def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
+def test_one_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_uint16("split.count", 3)
     finish(writer)

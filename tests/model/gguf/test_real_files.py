@@ -1,4 +1,4 @@
-"""Two files that people use: their logits are those of the library's dequantised model, and they write sense."""
+"""Two files that people use: their logits are those of the model that transformers dequantises, and their texts make sense."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_model]
 
 
 def dequantised(path: Path, config: PretrainedConfig) -> PreTrainedModel:
-    """By transformers, with the configuration that it reads. config: gives the names of the parameters; the file is read once, since
-    that takes the library most of a minute."""
+    """The model as dequantised by transformers, with the configuration that it reads. config: gives the names of the parameters. The
+    file is read once, since that takes transformers most of a minute."""
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
     read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=skeleton)
@@ -34,7 +34,7 @@ def dequantised(path: Path, config: PretrainedConfig) -> PreTrainedModel:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [SMOLLM2, GEMMA3])
-def test_logits_are_the_librarys(name: str, real_models: Path) -> None:
+def test_logits_are_those_of_transformers(name: str, real_models: Path) -> None:
     checkpoint = GGUFCheckpoint(str(real_models / name), LoadOptions(dtype="float32", kernels="torch"))
     ids = checkpoint.tokenizer()(TEXT, return_tensors="pt").input_ids
     model = checkpoint.model(checkpoint.config(), torch.float32)
@@ -45,7 +45,7 @@ def test_logits_are_the_librarys(name: str, real_models: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), [(SMOLLM2, "Paris"), (GEMMA3, "France")])
-def test_they_continue_a_text(name: str, words: str, real_models: Path) -> None:
+def test_the_models_continue_a_text(name: str, words: str, real_models: Path) -> None:
     llm = LLM(real_models / name, method="none", dtype="float32")
     (output,) = llm.generate(["The capital of France is"], SamplingParams(temperature=0.0, max_tokens=12))
     assert words in output.outputs[0].text

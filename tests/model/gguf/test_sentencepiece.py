@@ -1,4 +1,4 @@
-"""The merges that scores imply, and the tokenizers of each architecture, are the library's."""
+"""The merges that scores imply, and the tokenizers of each architecture, are those of transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.model.gguf.test_tokenizer import TEXTS, kinds_of, model_of, sentencep
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_merges_are_those_that_the_library_derives(ties: bool) -> None:
+def test_merges_are_those_that_transformers_derives(ties: bool) -> None:
     vocabulary, _ = model_of(sentencepiece("first"))
     scores = [float(-(index // 7)) if ties else -index for index in range(len(vocabulary))]
     vocab = {token: index for index, token in enumerate(vocabulary)}
@@ -21,7 +21,7 @@ def test_merges_are_those_that_the_library_derives(ties: bool) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])
-def test_sentencepiece_vocabularies_are_split_as_by_the_library(architecture: str) -> None:
+def test_sentencepiece_vocabularies_tokenize_as_in_transformers(architecture: str) -> None:
     vocabulary, _ = model_of(sentencepiece("first"))
     vocabulary = ["  " if token == "\u2581\u2581" else token for token in [*vocabulary, "<mask>"]]
     fields = {

@@ -1,4 +1,4 @@
-"""Sources of rows: any part of a tensor equals that part of the whole, in the right order."""
+"""Reading rows: any part of a tensor equals that part of the whole, in the right order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def file_of(path: Path, kind: str, matrix: np.ndarray = MATRIX) -> GGUFFile:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", *BLOCK_TYPES])
-def test_rows_are_those_of_the_whole(kind: str, tmp_path: Path) -> None:
+def test_any_rows_equal_those_of_the_whole_tensor(kind: str, tmp_path: Path) -> None:
     file = file_of(tmp_path, kind)
     entry = file.tensors["matrix"]
     source = GGUFRows(file, entry)
@@ -52,20 +52,20 @@ def test_rows_in_another_order(kind: str, tmp_path: Path) -> None:
     assert torch.equal(read_floats(file, entry, order), whole[torch.from_numpy(order)])
 
 
-def test_pages_that_were_given_back_are_read_again(tmp_path: Path) -> None:
+def test_released_pages_are_read_again(tmp_path: Path) -> None:
     matrix = np.random.default_rng(2).normal(size=(2048, 1024)).astype(np.float32)
     file = file_of(tmp_path, "Q8_0", matrix)
     source = GGUFRows(file, file.tensors["matrix"])
     assert torch.equal(read_all(source).codes, read_all(source).codes)
 
 
-def test_heads_lie_in_halves_after_the_reordering() -> None:
-    """Two heads of 6: pairs (0, 1), (2, 3), (4, 5) are rotated together in the file, (0, 3), (1, 4), (2, 5) in the class."""
+def test_rotary_pairs_are_reordered_into_halves() -> None:
+    """Two heads of 6: the file rotates the pairs (0, 1), (2, 3), (4, 5) together, the model class (0, 3), (1, 4), (2, 5)."""
     assert order_of_heads(12, 2).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
 
 
 @pytest.mark.parametrize("scale", [np.inf, np.nan])
-def test_scales_that_are_no_numbers_are_refused(scale: float, tmp_path: Path) -> None:
+def test_scales_that_are_not_finite_are_refused(scale: float, tmp_path: Path) -> None:
     file_of(tmp_path, "Q8_0")
     path = tmp_path / "matrix.gguf"
     data = bytearray(path.read_bytes())
@@ -77,7 +77,7 @@ def test_scales_that_are_no_numbers_are_refused(scale: float, tmp_path: Path) ->
         GGUFRows(file, file.tensors["matrix"]).rows(0, 1)
 
 
-def test_a_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_type_is_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "matrix.gguf", "llama")
     kind = gguf.GGMLQuantizationType.Q2_K
     writer.add_tensor("matrix", np.zeros((4, 84), np.uint8), raw_dtype=kind)

@@ -1,4 +1,4 @@
-"""A file's tokenizer writes what the tokenizer wrote whose vocabulary it holds."""
+"""A file's tokenizer gives the ids of the tokenizer that its vocabulary comes from."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def byte_level(digits: bool) -> Tokenizer:
 
 
 def sentencepiece(prefix: str) -> Tokenizer:
-    """As Llama's: BPE on characters, with bytes for those that are not in the vocabulary."""
+    """A tokenizer like Llama's: BPE on characters, with bytes for characters that are not in the vocabulary."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -69,7 +69,7 @@ def sentencepiece(prefix: str) -> Tokenizer:
         max_token_length=12,
         show_progress=False,
     )
-    # pieces are learned within words, as SentencePiece does
+    # pieces are learned within words, as by SentencePiece
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix, split=True)
     tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)
@@ -77,7 +77,7 @@ def sentencepiece(prefix: str) -> Tokenizer:
 
 
 def model_of(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
-    """The vocabulary by id, and the merges as the file writes them."""
+    """The vocabulary by id, and the merges in the file's form."""
     data = json.loads(tokenizer.to_str())["model"]
     vocabulary = sorted(data["vocab"], key=data["vocab"].get)
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in data["merges"]]
@@ -136,7 +136,7 @@ def test_sentencepiece_vocabularies(prefix: str, tmp_path: Path) -> None:
         ids = original.encode(text).ids
         assert tokenizer.encode(text) == [1, *ids]
         assert tokenizer.encode(text, add_special_tokens=False) == ids
-        if prefix == "never" or not text.startswith(" "):  # the library puts no prefix before a space
+        if prefix == "never" or not text.startswith(" "):  # transformers adds no prefix before a space
             assert tokenizer.decode(ids) == text
 
 
@@ -149,7 +149,7 @@ BOS: dict[str, tuple[str, dict[str, Any], list[int], list[int]]] = {
 
 
 @pytest.mark.parametrize(("pre", "more", "before", "after"), BOS.values(), ids=BOS.keys())
-def test_what_is_added_to_a_text(
+def test_special_tokens_are_added_as_the_file_says(
     pre: str, more: dict[str, Any], before: list[int], after: list[int], tmp_path: Path
 ) -> None:
     file = bpe_file(byte_level(False), tmp_path, pre, add_bos_token_id=1, add_eos_token_id=2, **more)
@@ -158,7 +158,7 @@ def test_what_is_added_to_a_text(
     assert tokenizer.encode("Hello") == [*before, *inner, *after]
 
 
-def test_special_tokens_ends_and_the_template(tmp_path: Path) -> None:
+def test_special_tokens_end_ids_and_the_template_are_read(tmp_path: Path) -> None:
     file = bpe_file(
         byte_level(False),
         tmp_path,
@@ -171,18 +171,18 @@ def test_special_tokens_ends_and_the_template(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(file)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", "</s>")
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "<s>Hi"
-    # the file's own end, and a control token that ends turns
+    # the file's own end id, and a control token that ends turns
     assert end_ids(Metadata(file), 700) == [2, 3]
 
 
-def test_the_embedded_tokenizer_survives_the_way_through_a_file(tmp_path: Path) -> None:
+def test_the_embedded_tokenizer_survives_a_round_trip_through_a_file(tmp_path: Path) -> None:
     original = Tokenizer.from_file(str(EMBEDDED / "target" / "tokenizer.json"))
     tokenizer = tokenizer_of(bpe_file(original, tmp_path, "gpt-2"))
     encoded = original.encode(TEXTS[0], add_special_tokens=False).ids
     assert tokenizer.decode(encoded) == TEXTS[0]
 
 
-def test_a_vocabulary_that_makes_no_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_that_gives_no_tokenizer_is_refused(tmp_path: Path) -> None:
     file = file_of(tmp_path, ["a"], lambda writer: writer.add_tokenizer_model("rwkv"))
     with pytest.raises(ModelError, match="vocabulary of kind 'rwkv'"):
         tokenizer_of(file)

@@ -1,4 +1,4 @@
-"""GGUF files of small random models, written with the `gguf` package the way llama.cpp's converter writes them."""
+"""Writes GGUF files of small random models with the `gguf` package, as llama.cpp's converter does."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NAMES = {
     "glm4": "glm4",
     "gpt_oss": "gpt-oss",
 }
-"""GGUF's name of each Hugging Face model_type."""
+"""GGUF's names for Hugging Face's model_types."""
 
 _PERMUTED = ("llama", "granite", "smollm3")
 _PLUS_ONE = ("gemma", "gemma2", "gemma3")
 _BLOCK_BYTES = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_NL": 18, "IQ4_XS": 136, "MXFP4": 17}
-"""Types that the package cannot quantize to: their blocks are random bytes with sensible scales."""
+"""Types that the package cannot quantize to. Their blocks are random bytes with sensible scales."""
 
 _SCALE_FIELDS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": ()}
 
@@ -49,8 +49,8 @@ def write_model(
     kind: str | Callable[[str], str] = "F32",
     change: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> Path:
-    """kind: of the matrices whose rows are whole blocks, or a function of a tensor's name; others and norms are F32. change: writes
-    further metadata."""
+    """Write a model to a file. kind: the type of the matrices whose rows are whole blocks, or a function from a tensor's name to it;
+    all others and norms are F32. change: writes further metadata."""
     config: Any = model.config
     name = NAMES[config.model_type]
     writer = gguf.GGUFWriter(path, name)
@@ -81,7 +81,7 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, array: Array, kind: str) -> N
 
 
 def random_blocks(kind: str, like: Array) -> Array:
-    """Random bytes for a matrix of that shape, with scales that make its numbers as large as a layer's are."""
+    """Random bytes for a matrix of that shape, with scales that give its numbers the size of a layer's weights."""
     rng = np.random.default_rng(like.size)
     block_len, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     size = _BLOCK_BYTES[kind]
@@ -95,7 +95,7 @@ def random_blocks(kind: str, like: Array) -> Array:
 
 
 def tensors_of(model: PreTrainedModel, name: str) -> dict[str, Array]:
-    """The model's weights as the converter names and changes them."""
+    """The model's weights with the converter's names and changes."""
     config: Any = model.config
     arch = next(a for a in gguf.MODEL_ARCH if gguf.MODEL_ARCH_NAMES[a] == name)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -123,7 +123,7 @@ def _expert_tensors(key: str, array: Array) -> dict[str, Array]:
 
 
 def _gpt_oss_experts(key: str, array: Array) -> dict[str, Array]:
-    """Its parameters are [experts, in, out], gates and values alternating."""
+    """Converts gpt-oss's experts, whose parameters are [experts, in, out], with gates and values alternating."""
     layer, suffix = key.split(".")[2], "bias" if key.endswith("_bias") else "weight"
     array = array if suffix == "bias" else np.ascontiguousarray(array.swapaxes(1, 2))
     if "down_proj" in key:

@@ -1,4 +1,4 @@
-"""Layers and models in every format, each made once."""
+"""Fixtures with layers and models in every format, each made once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeCheckpoint = Callable[..., tuple[Path, PreTrainedModel]]
 
 @pytest.fixture
 def layer(tmp_path: Path) -> MakeLayer:
-    """layer(parts): these tensors in a file, as those of one layer."""
+    """layer(parts): one layer with these tensors, in a file."""
 
     def make(parts: dict[str, Tensor]) -> LayerTensors:
         tensors = {f"{LAYER}.{part}": tensor.contiguous() for part, tensor in parts.items()}
@@ -36,7 +36,7 @@ def layer(tmp_path: Path) -> MakeLayer:
 
 @pytest.fixture(scope="session")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
-    """quantized(kind, species): a checkpoint, and the model in memory with the numbers that its weights stand for."""
+    """quantized(kind, species): a checkpoint, and the model in memory with its dequantised weights."""
 
     @cache
     def make(kind: str, species: str = "llama") -> tuple[Path, PreTrainedModel]:

@@ -1,6 +1,6 @@
-"""Packers of every format, written from its specification one value at a time: the reference that the readers are tested against.
+"""Packers for every format, written from its specification one value at a time: the reference that the readers are tested with.
 
-A packer takes a weight [out, in] and gives the tensors of its layer and the numbers that those stand for.
+A packer takes a weight [out, in] and returns the tensors of its layer and the dequantised weight.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ GROUP = 32
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to store a checkpoint: its packer and its quantization_config."""
+    """A way to store a checkpoint: a packer and its quantization_config."""
 
     pack: Packer
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 def pack_words(values: Tensor, bits: int) -> Tensor:
-    """Consecutive values along the last dimension in one int32, the first one lowest. values: [..., w * 32 / bits] -> [..., w]"""
+    """Pack consecutive values along the last dimension into int32, the first one lowest. values: [..., w * 32 / bits] -> [..., w]"""
     per_word = 32 // bits
     padded = nn.functional.pad(values.to(torch.int64), (0, -values.shape[-1] % per_word))
     words = torch.zeros(*padded.shape[:-1], padded.shape[-1] // per_word, dtype=torch.int64)
@@ -43,7 +43,7 @@ def pack_words(values: Tensor, bits: int) -> Tensor:
 
 
 def rounded(weight: Tensor, bits: int, group: int, *, symmetric: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """(q [out, in] of 0 .. 2^bits - 1, z [out, groups], s [out, groups] in dtype): weight is about s * (q - z)."""
+    """Quantise. -> q [out, in] of 0 .. 2^bits - 1, z [out, groups] and s [out, groups] in dtype: weight is about s * (q - z)."""
     out, width = weight.shape
     grouped = weight.view(out, width // group, group)
     top = 2**bits - 1
@@ -67,7 +67,7 @@ def in_order(width: int, group: int) -> Tensor:
 
 
 def shuffled_groups(width: int, group: int) -> Tensor:
-    """The group of each input, as act-order leaves them."""
+    """The group of each input, in random order as after act-order."""
     order = torch.randperm(width, generator=torch.Generator().manual_seed(width))
     groups = torch.empty(width, dtype=torch.int64)
     groups[order] = in_order(width, group)
@@ -135,7 +135,7 @@ def packed(bits: int = 4, *, symmetric: bool = True, strategy: str = "group", ac
         order = torch.argsort(groups, stable=True)
         codes, zeros, scales = rounded(weight[:, order], bits, size, symmetric=symmetric, dtype=torch.bfloat16)
         codes = codes[:, torch.argsort(order)]
-        parts = {  # both are stored plus half of the range, which makes them what they were before it was taken off
+        parts = {  # both are stored with half of the range added, which undoes the subtraction above
             "weight_packed": pack_words(codes, bits),
             "weight_scale": scales,
             "weight_shape": torch.tensor([out, width]),
@@ -219,7 +219,7 @@ def bitsandbytes(kind: str = "nf4", *, nested: bool = False, block: int = 64) ->
 
 
 def _nested(parts: Parts, absmax: Tensor) -> tuple[Parts, Tensor]:
-    """The scales in eight bits: a table of 256 values, and a scale for each 256 of them."""
+    """Quantise the scales to eight bits, with a table of 256 values and a scale for each 256 of them."""
     table = torch.linspace(-1, 1, 256)
     above = absmax - 0.25
     blocks = nn.functional.pad(above, (0, -len(above) % 256)).view(-1, 256)
@@ -250,7 +250,7 @@ MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def mxfp4(weight: Tensor) -> tuple[Parts, Tensor]:
-    """Experts [experts, out, in] -> ({"_blocks", "_scales"}, their numbers)."""
+    """Pack experts [experts, out, in]. -> ({"_blocks", "_scales"}, the dequantised experts)"""
     table = torch.tensor([*MXFP4_VALUES, *(-value for value in MXFP4_VALUES)])
     grouped = weight.view(*weight.shape[:2], -1, 32)
     exponents = torch.floor(torch.log2(grouped.abs().amax(-1))) - 2
@@ -292,9 +292,9 @@ KINDS: dict[str, Kind] = {
 def save_quantized(
     model: PreTrainedModel, directory: Path, kind: Kind, *, skip: tuple[str, ...] = ("lm_head",), **changes: Any
 ) -> PreTrainedModel:
-    """A checkpoint whose linear layers are of this kind -> the model in place, with the numbers that they stand for.
+    """Save a checkpoint whose linear layers are stored in this kind. -> the model itself, now with the dequantised weights
 
-    skip: layers that stay as they are. changes: of the quantization_config.
+    skip: layers that are not quantised. changes: to the quantization_config.
     """
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name, module in model.named_modules():
@@ -313,12 +313,12 @@ EXPERT_NAMES = {
     "qwen3_moe": ("mlp.experts", ("gate_proj", "up_proj"), "down_proj"),
     "mixtral": ("block_sparse_moe.experts", ("w1", "w3"), "w2"),
 }
-"""By model type, as their checkpoints name them: the list of experts; gates and values; down."""
+"""The names in checkpoints, by model type: the list of experts; gates and values; down."""
 
 
 @torch.no_grad()
 def save_quantized_experts(model: PreTrainedModel, directory: Path, kind: Kind) -> PreTrainedModel:
-    """A checkpoint of a mixture whose experts, and nothing else, are of this kind -> as save_quantized."""
+    """Save a checkpoint of a mixture of which only the experts are stored in this kind. -> as save_quantized"""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     folder, ups, down = EXPERT_NAMES[model.config.model_type]
     for name, experts in model.named_modules():
@@ -338,7 +338,7 @@ def save_quantized_experts(model: PreTrainedModel, directory: Path, kind: Kind) 
 
 @torch.no_grad()
 def save_mxfp4(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
-    """A checkpoint of gpt-oss with its experts in MXFP4 -> as save_quantized."""
+    """Save a checkpoint of gpt-oss with its experts in MXFP4. -> as save_quantized"""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         if not name.endswith((".gate_up_proj", ".down_proj")):

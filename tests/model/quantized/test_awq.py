@@ -1,4 +1,4 @@
-"""Settings and shapes that AWQ's reader refuses. What it reads is in test_format.py."""
+"""Settings and shapes that AWQ's reader refuses. test_format.py tests what it reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = awq().settings
         ({"zero_point": False}, "zero_point is False; supported: True"),
     ],
 )
-def test_settings_that_are_not_supported_are_named(changes: dict[str, Any], reason: str) -> None:
+def test_unsupported_settings_are_named(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnreadableError, match=reason):
         Awq({**SETTINGS, **changes})
 
@@ -34,7 +34,7 @@ def test_the_version_is_named_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("part", ["qweight", "qzeros", "scales"])
-def test_another_shape_of_any_tensor_is_refused(part: str, layer: MakeLayer) -> None:
+def test_wrong_shapes_of_any_tensor_are_refused(part: str, layer: MakeLayer) -> None:
     parts, _ = awq().pack(weight_of())
     parts[part] = parts[part][:-1]
     with pytest.raises(UnreadableError, match="layer"):

@@ -1,4 +1,4 @@
-"""Layers that the reader of bitsandbytes refuses. What it reads is in test_format.py."""
+"""Layers that bitsandbytes' reader refuses. test_format.py tests what it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
 def described(**changes: Any) -> Parts:
-    """A layer with nested scales, whose description is changed."""
+    """A layer with nested scales and a changed description."""
     parts, _ = bitsandbytes(nested=True).pack(weight_of())
     state = json.loads(bytes(parts[STATE].tolist())) | changes
     return parts | {STATE: torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}
@@ -37,12 +37,12 @@ def test_storage_other_than_bytes_is_refused() -> None:
         ({"nested_blocksize": None}, "layer: nested_blocksize is None in its quant_state"),
     ],
 )
-def test_a_lying_description_is_refused(changes: dict[str, Any], reason: str, layer: MakeLayer) -> None:
+def test_a_false_description_is_refused(changes: dict[str, Any], reason: str, layer: MakeLayer) -> None:
     with pytest.raises(UnreadableError, match=reason):
         BitsAndBytes({}).matrix(layer(described(**changes)), (48, 64))
 
 
-def test_a_description_that_is_no_json_is_refused(layer: MakeLayer) -> None:
+def test_a_description_that_is_not_json_is_refused(layer: MakeLayer) -> None:
     parts = described() | {STATE: torch.tensor([123, 255], dtype=torch.uint8)}
     with pytest.raises(UnreadableError, match="is not a JSON object"):
         BitsAndBytes({}).matrix(layer(parts), (48, 64))
@@ -56,7 +56,7 @@ def test_a_layer_without_a_description_is_refused(layer: MakeLayer) -> None:
 
 
 @pytest.mark.parametrize("part", ["weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax"])
-def test_another_shape_of_any_tensor_is_refused(part: str, layer: MakeLayer) -> None:
+def test_wrong_shapes_of_any_tensor_are_refused(part: str, layer: MakeLayer) -> None:
     parts = described()
     parts[part] = torch.cat([parts[part], parts[part]])
     with pytest.raises(UnreadableError, match=f"layer.{part} is"):
@@ -70,9 +70,9 @@ def test_eight_bits_need_a_scale_for_each_output(layer: MakeLayer) -> None:
         BitsAndBytes({}).matrix(layer(parts), (48, 64))
 
 
-def test_integers_would_lose_what_the_table_says(layer: MakeLayer) -> None:
-    """Why NF4 is dequantized: on a grid of 127 steps its values are off by up to 0.4 % of a block's largest weight, eight
-    times what bfloat16 takes from them on average."""
+def test_nf4_is_dequantized_since_int8_would_be_inexact(layer: MakeLayer) -> None:
+    """On a grid of 127 steps NF4's values would be off by up to 0.4 % of a block's largest weight, eight times the average rounding
+    error of bfloat16."""
     levels = torch.tensor(NF4)
     on_a_grid = (levels * 127).round() / 127
     assert 0.003 < float((on_a_grid - levels).abs().max()) < 0.004

@@ -1,4 +1,4 @@
-"""Schemes, targets and shapes of compressed-tensors. What its reader reads is in test_format.py."""
+"""Schemes, targets and shapes of compressed-tensors. test_format.py tests what its reader reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = packed().settings
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The settings of a packed checkpoint; a name with dots is a place in its only group."""
+    """The settings of a packed checkpoint, with changes. A name with "__" is a path in its only group."""
     settings = copy.deepcopy(SETTINGS)
     for name, value in changes.items():
         place = settings
@@ -47,7 +47,7 @@ ACTIVATIONS = {"num_bits": 8, "type": "int", "dynamic": True}
         ({"config_groups": {"W4A16": ["Linear"]}}, "config_groups should map names to schemes"),
     ],
 )
-def test_settings_that_are_not_supported_are_named(changes: dict[str, Any], reason: str) -> None:
+def test_unsupported_settings_are_named(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnreadableError, match=reason):
         CompressedTensors(changed(**changes))
 
@@ -60,7 +60,7 @@ def test_settings_that_are_not_supported_are_named(changes: dict[str, Any], reas
         ({**ACTIVATIONS, "type": "float"}, "input_activations.type is 'float'; supported: int"),
     ],
 )
-def test_activations_that_are_not_supported_are_named(activations: dict[str, Any], reason: str) -> None:
+def test_unsupported_activations_are_named(activations: dict[str, Any], reason: str) -> None:
     settings = changed()
     settings["config_groups"]["group_0"]["input_activations"] = activations
     with pytest.raises(UnreadableError, match=reason):
@@ -68,7 +68,7 @@ def test_activations_that_are_not_supported_are_named(activations: dict[str, Any
 
 
 def test_a_scheme_is_chosen_by_name_before_class(layer: MakeLayer) -> None:
-    """Targets name layers, match them with a regular expression, or mean all linear layers."""
+    """Targets name layers, match them with a regular expression, or name the class of all linear layers."""
     everything, few = copy.deepcopy(SETTINGS["config_groups"]["group_0"]), copy.deepcopy(integers().settings)
     few = few["config_groups"]["group_0"] | {"format": "int-quantized"}
     parts, _ = integers().pack(weight_of())
@@ -95,7 +95,7 @@ def test_ignored_layers_are_named_or_matched() -> None:
 
 
 @pytest.mark.parametrize("part", ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"])
-def test_another_shape_of_any_tensor_is_refused(part: str, layer: MakeLayer) -> None:
+def test_wrong_shapes_of_any_tensor_are_refused(part: str, layer: MakeLayer) -> None:
     kind = packed(symmetric=False, act_order=True)
     parts, _ = kind.pack(weight_of())
     parts[part] = parts[part][:-1]
@@ -114,7 +114,7 @@ def test_zero_points_of_a_symmetric_scheme_are_zero(layer: MakeLayer) -> None:
         CompressedTensors(SETTINGS).matrix(layer(parts), (48, 64))
 
 
-def test_a_lying_weight_shape_is_refused(layer: MakeLayer) -> None:
+def test_a_false_weight_shape_is_refused(layer: MakeLayer) -> None:
     parts, _ = packed().pack(weight_of())
     parts["weight_shape"] = torch.tensor([48, 63])
     with pytest.raises(UnreadableError, match=r"weight_shape says \[48, 63\], but the model needs \[48, 64\]"):
@@ -122,7 +122,7 @@ def test_a_lying_weight_shape_is_refused(layer: MakeLayer) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_widths_that_fill_no_words(bits: int, layer: MakeLayer) -> None:
+def test_widths_that_do_not_fill_whole_words_are_read(bits: int, layer: MakeLayer) -> None:
     kind = packed(bits, strategy="channel", symmetric=False)
     parts, numbers = kind.pack(weight_of(50, 61))
     source = CompressedTensors(kind.settings).matrix(layer(parts), (50, 61)).source

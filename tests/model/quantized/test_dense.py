@@ -1,4 +1,4 @@
-"""Quantized checkpoints read into floating point: the numbers that every form of compressed-tensors stands for."""
+"""Quantized checkpoints read as floating point: every form of compressed-tensors is dequantised correctly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMS = [name for name, kind in KINDS.items() if kind.settings["quant_method"] =
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_matrices_are_the_numbers_that_they_stand_for(name: str, tmp_path: Path) -> None:
+def test_matrices_are_dequantized(name: str, tmp_path: Path) -> None:
     parts, numbers = KINDS[name].pack(weight_of())
     others = {"norm.weight": torch.rand(7), "fc.bias": torch.rand(48).bfloat16(), "d2t": torch.arange(5)}
     save_file({f"fc.{part}": tensor for part, tensor in parts.items()} | others, tmp_path / "model.safetensors")
@@ -32,7 +32,7 @@ def test_other_methods_are_refused_by_name(tmp_path: Path) -> None:
         read_dense(tmp_path, KINDS["gptq"].settings)
 
 
-def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_scales_of_a_wrong_shape_are_refused(tmp_path: Path) -> None:
     parts, _ = KINDS["W8A8"].pack(weight_of())
     parts["weight_scale"] = parts["weight_scale"][:5]
     save_file({f"fc.{part}": tensor.contiguous() for part, tensor in parts.items()}, tmp_path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Every format gives the numbers that its packer stored, row by row."""
+"""The reader of every format returns the numbers that its packer stored."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.model.quantized.conftest import MakeLayer, weight_of
 from tests.model.quantized.packers import KINDS
 
 DEQUANTIZED = ("nf4", "fp4")
-"""Formats whose values are no integers times a scale."""
+"""Formats whose values are not integers times a scale."""
 
 
 def stored(kind: str, layer: MakeLayer) -> tuple[StoredMatrix, torch.Tensor]:
-    """A layer in this format, and its numbers, in the order of its columns."""
+    """A layer in this format, and its dequantised weight in the order of its columns."""
     weight = weight_of()
     parts, numbers = KINDS[kind].pack(weight)
     settings = KINDS[kind].settings
@@ -46,8 +46,8 @@ def test_any_range_of_rows_can_be_read(kind: str, layer: MakeLayer) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_are_quantized_and_alike(kind: str, layer: MakeLayer) -> None:
-    """One form in all rows; four bits are codes of -8 .. 7, and a symmetric weight has no offsets."""
+def test_blocks_have_a_consistent_form(kind: str, layer: MakeLayer) -> None:
+    """All rows have the same form, four-bit codes are in -8 .. 7, and a symmetric weight has no offsets."""
     matrix, _ = stored(kind, layer)
     blocks = [matrix.source.rows(first, first + 16) for first in (0, 16, 32)]
     if kind.startswith(DEQUANTIZED):
@@ -65,7 +65,7 @@ def test_blocks_are_quantized_and_alike(kind: str, layer: MakeLayer) -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "10", "1"]), min_size=1, max_size=4))
-def test_a_list_of_layers_names_them_by_their_first_or_last_names(parts: list[str]) -> None:
+def test_listed_layers_match_by_the_beginning_or_end_of_their_name(parts: list[str]) -> None:
     layer = ".".join(parts)
     assert is_listed(layer, [parts[-1]])
     assert is_listed(layer, [parts[0]])
@@ -74,12 +74,12 @@ def test_a_list_of_layers_names_them_by_their_first_or_last_names(parts: list[st
     assert not is_listed(layer, ["c"])
 
 
-def test_a_list_of_layers_does_not_cut_names() -> None:
+def test_listed_layers_match_whole_name_parts_only() -> None:
     assert is_listed("model.layers.10.mlp", ["model.layers.*.mlp"])
     assert not is_listed("model.layers.10.mlp", ["model.layers.1", "lp", "mod"])
 
 
-def test_a_setting_that_is_not_supported_is_named() -> None:
+def test_an_unsupported_setting_is_named() -> None:
     assert check_setting({"bits": 4}, "bits", (4, 8)) == 4
     assert check_setting({}, "bits", (4, 8), 8) == 8
     with pytest.raises(UnreadableError, match="bits is 3; supported: 4, 8"):

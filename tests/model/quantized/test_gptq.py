@@ -1,4 +1,4 @@
-"""Settings and shapes that GPTQ's reader refuses. What it reads is in test_format.py."""
+"""Settings and shapes that GPTQ's reader refuses. test_format.py tests what it reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = gptq().settings
         ({"checkpoint_format": None, "format": "bitblas"}, "format is 'bitblas'; supported: gptq, gptq_v2"),
     ],
 )
-def test_settings_that_are_not_supported_are_named(changes: dict[str, Any], reason: str) -> None:
+def test_unsupported_settings_are_named(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnreadableError, match=reason):
         Gptq({**SETTINGS, **changes})
 
@@ -38,14 +38,14 @@ def test_groups_are_those_of_the_settings(layer: MakeLayer) -> None:
 
 
 @pytest.mark.parametrize("part", ["qweight", "qzeros", "scales", "g_idx"])
-def test_another_shape_of_any_tensor_is_refused(part: str, layer: MakeLayer) -> None:
+def test_wrong_shapes_of_any_tensor_are_refused(part: str, layer: MakeLayer) -> None:
     parts, _ = gptq().pack(weight_of())
     parts[part] = parts[part][:-1]
     with pytest.raises(UnreadableError, match="layer"):
         Gptq(SETTINGS).matrix(layer(parts), (48, 64))
 
 
-def test_layers_of_a_dynamic_checkpoint_show_their_own_bits_and_groups(layer: MakeLayer) -> None:
+def test_layers_of_a_dynamic_checkpoint_have_their_own_bits_and_groups(layer: MakeLayer) -> None:
     parts, numbers = gptq(8, group=16).pack(weight_of())
     matrix = Gptq({**SETTINGS, "dynamic": {"+:.*": {"bits": 8, "group_size": 16}}}).matrix(layer(parts), (48, 64))
     assert torch.equal(dequantized(read_all(matrix.source)), numbers)
@@ -53,8 +53,8 @@ def test_layers_of_a_dynamic_checkpoint_show_their_own_bits_and_groups(layer: Ma
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_zero_point_of_zero(bits: int, version: int, layer: MakeLayer) -> None:
-    """Version 1 stores one less than it, which is then the largest value."""
+def test_a_zero_point_of_zero_is_read(bits: int, version: int, layer: MakeLayer) -> None:
+    """Version 1 stores zero points minus 1, so that 0 becomes the largest value."""
     kind = gptq(bits, symmetric=False, version=version)
     parts, numbers = kind.pack(weight_of().abs())
     source = Gptq(kind.settings).matrix(layer(parts), (48, 64)).source

@@ -1,4 +1,4 @@
-"""Where a checkpoint's files come from."""
+"""Which files of a checkpoint are downloaded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from foredraft.model.quantized import hub
 
 
-def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     assert hub.folder_of(str(tmp_path), "v2") == tmp_path
 
 
-def test_only_the_files_that_are_read_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_that_are_needed_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **kwargs: seen.update(name=name, **kwargs) or tmp_path)
     assert hub.folder_of("someone/some-model", "v2") == tmp_path

@@ -1,4 +1,4 @@
-"""Quantized checkpoints as models: the numbers that were stored, the same text with every drafter, and refusals by name."""
+"""Quantized checkpoints as models: they have the stored numbers and the same text with every drafter, or are refused by name."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from tests.model.zoo import SPECIES, random_model, saved
 FLOAT32 = LoadOptions(dtype="float32", device="cpu")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 WHOLE_BITS = ["gptq, act-order, asymmetric", "awq", "W4A16, asymmetric", "W8A8", "nf4, nested"]
-"""One kind of each file that reads a format."""
+"""One kind for each module that reads a format."""
 
 
 def opened(path: Path, options: LoadOptions = FLOAT32) -> PreTrainedModel:
-    """The model before a body takes it."""
+    """The model before a body takes it over."""
     checkpoint = open_checkpoint(str(path), options)
     config = checkpoint.config()
     return checkpoint.model(config, options.torch_dtype(config))
@@ -58,7 +58,7 @@ def logits(model: Any) -> Tensor:
 
 
 def assert_same(path: Path, expected: PreTrainedModel) -> None:
-    """Stored and in memory, the model computes what the dequantized one does."""
+    """Assert that the model, stored and in memory, computes what the dequantised one does."""
     assert torch.allclose(logits(opened(path)), logits(expected), atol=1e-4, rtol=1e-5)
     model = load_model(path, FLOAT32)
     assert not [module for module in model.hf.modules() if isinstance(module, StoredLinear | StoredExperts)]
@@ -66,20 +66,22 @@ def assert_same(path: Path, expected: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_computes_what_its_numbers_say(kind: str, quantized: MakeCheckpoint) -> None:
+def test_a_checkpoint_computes_what_its_dequantized_model_does(kind: str, quantized: MakeCheckpoint) -> None:
     assert_same(*quantized(kind))
 
 
 @pytest.mark.parametrize("kind", WHOLE_BITS)
 @pytest.mark.parametrize("species", ["gpt2", "qwen2", "gemma3"])
-def test_other_families_too(species: str, kind: str, quantized: MakeCheckpoint) -> None:
-    """Transposed layers, layers with biases, and embeddings that are scaled."""
+def test_other_families_compute_what_their_dequantized_models_do(
+    species: str, kind: str, quantized: MakeCheckpoint
+) -> None:
+    """With transposed layers, biases and scaled embeddings."""
     assert_same(*quantized(kind, species))
 
 
 @pytest.mark.parametrize("kind", ["gptq", *WHOLE_BITS[1:]])
 @pytest.mark.parametrize("species", ["mixtral", "qwen3_moe"])
-def test_a_mixtures_experts(species: str, kind: str, tmp_path: Path) -> None:
+def test_a_mixtures_experts_compute_what_dequantized_ones_do(species: str, kind: str, tmp_path: Path) -> None:
     config = SPECIES[species].config()
     config.moe_intermediate_size = 64
     expected = save_quantized_experts(random_model(config), tmp_path, KINDS[kind])
@@ -87,13 +89,13 @@ def test_a_mixtures_experts(species: str, kind: str, tmp_path: Path) -> None:
     assert_same(tmp_path, expected)
 
 
-def test_the_experts_of_gpt_oss(tmp_path: Path) -> None:
+def test_the_experts_of_gpt_oss_compute_what_dequantized_ones_do(tmp_path: Path) -> None:
     config = SPECIES["gpt_oss"].config()
     expected = save_mxfp4(random_model(config), tmp_path)
     assert_same(tmp_path, expected)
 
 
-def test_weights_stay_as_they_are_stored_until_a_body_takes_them(quantized: MakeCheckpoint) -> None:
+def test_weights_stay_stored_until_a_body_takes_over(quantized: MakeCheckpoint) -> None:
     hf = opened(quantized("gptq")[0])
     stored = [module for module in hf.modules() if isinstance(module, StoredLinear)]
     assert len(stored) == 2 * 7
@@ -126,7 +128,7 @@ def test_the_text_is_plain_decodings_with_every_drafter(kind: str, quantized: Ma
 
 
 def difference(model: LanguageModel, expected: PreTrainedModel) -> float:
-    """Of the median row of logits, relative."""
+    """The relative difference of the median row of logits."""
     with torch.inference_mode():
         actual = model.read([Read(0, IDS[0].tolist(), IDS.shape[1])], model.scratch_cache([IDS.shape[1]]))
     rows = (actual.float() - logits(expected)[0]).norm(dim=-1) / logits(expected)[0].norm(dim=-1)
@@ -138,7 +140,7 @@ needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="no compiled k
 
 @needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_compiled_kernels_run_what_is_stored(kind: str, quantized: MakeCheckpoint) -> None:
+def test_the_compiled_kernels_run_stored_weights(kind: str, quantized: MakeCheckpoint) -> None:
     path, expected = quantized(kind)
     model = load_model(path, LoadOptions(dtype="bfloat16", device="cpu"))
     assert isinstance(model.body, LibraryBody if "act-order" in kind else StackBody)
@@ -177,7 +179,7 @@ def test_experts_are_packed_as_they_are_stored(species: str, kind: str, layout: 
     assert difference(model, expected) < 0.05
 
 
-def test_layers_that_were_left_out_of_quantization_are_loaded_as_they_are(tmp_path: Path) -> None:
+def test_layers_excluded_from_quantization_are_loaded_unchanged(tmp_path: Path) -> None:
     skip = ("lm_head", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
     settings = {"modules_to_not_convert": [skip[1], "layers.1.mlp.down_proj"]}
     expected = save_quantized(random_model(SPECIES["llama"].config()), tmp_path, KINDS["awq"], skip=skip, **settings)
@@ -186,15 +188,15 @@ def test_layers_that_were_left_out_of_quantization_are_loaded_as_they_are(tmp_pa
     assert_same(tmp_path, expected)
 
 
-def test_a_quantized_head_is_no_longer_the_embedding(tmp_path: Path) -> None:
+def test_a_quantized_lm_head_is_not_tied_to_the_embedding(tmp_path: Path) -> None:
     expected = save_quantized(random_model(SPECIES["llama"].config()), tmp_path, gptq(), skip=())
     edit(tmp_path, tie_word_embeddings=True)
     assert isinstance(opened(tmp_path).lm_head, StoredLinear)
     assert_same(tmp_path, expected)
 
 
-def test_biases_that_a_model_has_no_place_for(tmp_path: Path) -> None:
-    """Old quantizers write a bias for every layer: zeros are nothing, other numbers are added."""
+def test_biases_that_a_model_does_not_have_are_ignored_if_zero_else_added(tmp_path: Path) -> None:
+    """Old quantizers write a bias for every layer."""
     expected = save_quantized(random_model(SPECIES["llama"].config()), tmp_path, gptq(act_order=True))
     zero, other = "model.layers.0.self_attn.k_proj", "model.layers.0.mlp.up_proj"
     bias = torch.linspace(-1, 1, 96)
@@ -235,7 +237,7 @@ def test_a_hub_id_is_fetched_at_its_revision(quantized: MakeCheckpoint, monkeypa
     assert (name, kwargs["revision"]) == ("someone/some-model", "v2")
 
 
-def test_a_hub_that_cannot_be_asked_is_named(quantized: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported(quantized: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = quantized("gptq")
     config = AutoConfig.from_pretrained(path)
 
@@ -250,7 +252,7 @@ def test_a_hub_that_cannot_be_asked_is_named(quantized: MakeCheckpoint, monkeypa
         load_model("someone/some-model", FLOAT32)
 
 
-def test_on_a_gpu_and_in_other_formats_the_library_loads() -> None:
+def test_on_a_gpu_and_for_other_formats_transformers_loads() -> None:
     def config(method: str) -> LlamaConfig:
         return LlamaConfig(quantization_config={"quant_method": method})
 
@@ -277,7 +279,7 @@ def change(directory: Path, spoil: Callable[[dict[str, Tensor]], object]) -> Non
 
 
 def sharded(path: Path, directory: Path) -> Path:
-    """A copy in two files."""
+    """A copy of a checkpoint in two files."""
     copy = Path(shutil.copytree(path, directory / "sharded"))
     state = load_file(copy / "model.safetensors")
     names = sorted(state)
@@ -329,7 +331,7 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
 
 @pytest.fixture
 def copied(quantized: MakeCheckpoint, tmp_path: Path) -> Path:
-    """A checkpoint in GPTQ, to be spoiled."""
+    """A checkpoint in GPTQ for a test to damage."""
     return Path(shutil.copytree(quantized("gptq")[0], tmp_path / "copy"))
 
 
@@ -343,7 +345,7 @@ def refusal(path: Path) -> str:
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_a_spoilt_checkpoint_is_refused_by_name(what: str, copied: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_by_name(what: str, copied: Path) -> None:
     spoil, reason = SPOILT[what]
     change(copied, spoil)
     assert reason in refusal(copied)
@@ -361,7 +363,7 @@ def test_a_truncated_file_is_refused(copied: Path) -> None:
     assert "model.safetensors cannot be read" in refusal(copied)
 
 
-def test_weights_that_are_no_safetensors_are_refused(copied: Path) -> None:
+def test_weights_that_are_not_safetensors_are_refused(copied: Path) -> None:
     (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
     assert "model.safetensors is missing: quantized weights are read from safetensors files" in refusal(copied)
 
@@ -377,7 +379,7 @@ def test_an_incomplete_set_of_shards_is_refused(quantized: MakeCheckpoint, tmp_p
     assert "model.safetensors.index.json is not an index of tensors" in refusal(copy)
 
 
-def test_the_command_line_says_it_in_one_line(copied: Path) -> None:
+def test_the_command_line_refuses_in_one_line(copied: Path) -> None:
     change(copied, SPOILT["a missing tensor"][0])
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(EMBEDDED / "target" / file, copied)
@@ -393,7 +395,7 @@ def test_weights_that_do_not_fit_once_dequantized_are_refused(
         load_model(path, FLOAT32)
 
 
-def test_a_checkpoint_is_inspected(quantized: MakeCheckpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_quantized_checkpoint_can_be_inspected(quantized: MakeCheckpoint, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         result = run("inspect", "--model", quantized("W8A8")[0], "--device", "cpu", "--json")
     assert result.exit_code == 0, result.stderr
@@ -401,7 +403,7 @@ def test_a_checkpoint_is_inspected(quantized: MakeCheckpoint, caplog: pytest.Log
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_a_quantized_checkpoint_is_not_rounded_again(quantization: str, quantized: MakeCheckpoint) -> None:
+def test_a_quantized_checkpoint_is_not_quantized_again(quantization: str, quantized: MakeCheckpoint) -> None:
     directory, _ = quantized("gptq")
     with pytest.raises(
         ModelError, match=rf"quantized already \(gptq\).* rounded to {quantization}; leave quantization"
@@ -409,9 +411,7 @@ def test_a_quantized_checkpoint_is_not_rounded_again(quantization: str, quantize
         load_model(directory, LoadOptions(quantization=quantization))
 
 
-def test_a_draft_keeps_its_own_precision_unless_another_was_asked_of_it(
-    quantized: MakeCheckpoint, tmp_path: Path
-) -> None:
+def test_a_draft_keeps_its_own_precision_unless_another_is_given(quantized: MakeCheckpoint, tmp_path: Path) -> None:
     draft, _ = quantized("gptq")
     target = saved(SPECIES["llama"].config(), tmp_path / "target")
     llm = LLM(target, draft, quantization="int8")
@@ -421,7 +421,7 @@ def test_a_draft_keeps_its_own_precision_unless_another_was_asked_of_it(
 
 
 @pytest.mark.parametrize("method", ["self-int8", "self-int4"])
-def test_a_quantized_target_makes_no_rounded_copy_of_itself(method: str, quantized: MakeCheckpoint) -> None:
+def test_a_quantized_target_makes_no_quantized_copy_of_itself(method: str, quantized: MakeCheckpoint) -> None:
     directory, _ = quantized("gptq")
     with pytest.raises(ModelError, match=f"{method} drafts with a rounded copy of the target"):
         LLM(directory, method=method)

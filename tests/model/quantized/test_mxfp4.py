@@ -18,7 +18,7 @@ def files_of(layer: MakeLayer, num_experts: int = 2) -> tuple[TensorFiles, torch
     return layer({f"experts{part}": tensor for part, tensor in parts.items()}).files, numbers
 
 
-def test_each_expert_is_read_by_itself(layer: MakeLayer) -> None:
+def test_each_expert_is_read_separately(layer: MakeLayer) -> None:
     files, numbers = files_of(layer)
     sources = _experts(files, f"{LAYER}.experts", (2, 48, 64))
     for expert, source in enumerate(sources):
@@ -31,8 +31,8 @@ def test_each_expert_is_read_by_itself(layer: MakeLayer) -> None:
             assert torch.equal(block.dequantized(), numbers[expert, first:end])
 
 
-def test_every_byte_and_every_scale(layer: MakeLayer) -> None:
-    """All pairs of values under all powers of two but the largest, which stands for no number."""
+def test_every_byte_and_scale_is_read(layer: MakeLayer) -> None:
+    """All pairs of values with all powers of two except the largest, which is NaN."""
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 255, 16, 16).contiguous()
     scales = torch.arange(255, dtype=torch.uint8).view(1, 255, 1).expand(1, 255, 16).contiguous()
     files = layer({"experts_blocks": blocks, "experts_scales": scales}).files
@@ -46,13 +46,13 @@ def test_every_byte_and_every_scale(layer: MakeLayer) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 48, 96), (2, 47, 64), (3, 48, 64)])
-def test_another_shape_is_refused(shape: tuple[int, int, int], layer: MakeLayer) -> None:
+def test_a_wrong_shape_is_refused(shape: tuple[int, int, int], layer: MakeLayer) -> None:
     files, _ = files_of(layer)
     with pytest.raises(UnreadableError, match=r"layer.experts_blocks is \[2, 48, 2, 16\] U8 in the file but should be"):
         _experts(files, f"{LAYER}.experts", shape)
 
 
-def test_widths_that_are_no_groups_are_refused(layer: MakeLayer) -> None:
+def test_widths_that_are_not_whole_groups_are_refused(layer: MakeLayer) -> None:
     files, _ = files_of(layer)
     with pytest.raises(
         UnreadableError, match=r"layer.experts has 80 inputs, which cannot be divided into groups of 32"
@@ -66,7 +66,7 @@ def test_missing_scales_are_refused(layer: MakeLayer) -> None:
         _experts(files, f"{LAYER}.experts", (1, 4, 32))
 
 
-def test_layers_are_told_by_their_tensors() -> None:
+def test_layers_are_recognised_by_their_tensors() -> None:
     reader = Mxfp4({"modules_to_not_convert": ["lm_head", "model.layers.*.mlp.router"]})
     assert reader.layer_of("a.experts.down_proj_blocks", "U8") == "a.experts.down_proj"
     assert reader.layer_of("a.experts.down_proj_scales", "U8") == "a.experts.down_proj"

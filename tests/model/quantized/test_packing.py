@@ -1,4 +1,4 @@
-"""Values in words, and groups of inputs."""
+"""Packing values in words, and groups of inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.model.quantized.packers import in_order, pack_words, shuffled_groups
 
 
 @given(st.sampled_from([4, 8]), st.lists(st.integers(0, 255), min_size=1, max_size=40), st.data())
-def test_what_was_packed_comes_back(bits: int, numbers: list[int], data: st.DataObject) -> None:
+def test_packed_values_are_unpacked(bits: int, numbers: list[int], data: st.DataObject) -> None:
     values = torch.tensor([[number % 2**bits for number in numbers]])
     words = pack_words(values, bits)
     assert torch.equal(unpacked(words, bits)[:, : len(numbers)].to(torch.int64), values)

@@ -1,4 +1,4 @@
-"""Layers in their places: one by one, and experts as parts of one parameter."""
+"""Stored layers replace those of a model: one by one, and experts as parts of one parameter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPERT = "model.layers.0.block_sparse_moe.experts.3"
 
 
 def planned(directory: Path, species: str, kind: Kind, spoil: Callable[[dict[str, Tensor]], object] = len) -> Plan:
-    """A plan of all layers of a checkpoint, whose tensors were changed."""
+    """The plan for all layers of a checkpoint with changed tensors."""
     file = directory / "model.safetensors"
     state = load_file(file)
     spoil(state)
@@ -69,7 +69,7 @@ def test_experts_are_replaced_together(tmp_path: Path) -> None:
     assert experts.down_proj[2].dtype == torch.bfloat16
 
 
-def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     def without_gate(state: dict[str, Tensor]) -> None:
         for part in ("qweight", "qzeros", "scales", "g_idx"):
             del state[f"{EXPERT}.w1.{part}"]

@@ -14,7 +14,7 @@ def skeleton(name: str) -> Skeleton:
     return Skeleton(SPECIES[name].config(), torch.float32, trust_remote_code=False)
 
 
-def test_a_layer_belongs_where_its_name_says() -> None:
+def test_a_layer_is_found_by_its_name() -> None:
     llama = skeleton("llama")
     assert all(parameter.is_meta for parameter in llama.model.parameters())
     name = "model.layers.1.self_attn.k_proj.weight"
@@ -38,7 +38,7 @@ def test_the_experts_of_a_mixture_are_parts_of_one_parameter() -> None:
     assert not mixtral.is_transposed(parameter)
 
 
-def test_transposed_experts() -> None:
+def test_transposed_experts_have_the_shape_of_linear_layers() -> None:
     gpt_oss = skeleton("gpt_oss")
     parameter = "model.layers.0.mlp.experts.gate_up_proj"
     assert gpt_oss.is_transposed(parameter)

@@ -42,7 +42,7 @@ def test_a_layers_tensors_are_checked(files: TensorFiles) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"12345678", b"\xff" * 64, (2**62).to_bytes(8, "little") + b"{}"])
-def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_safetensors_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(UnreadableError, match=r"model.safetensors cannot be read") as caught:
         TensorFiles(tmp_path)
@@ -50,7 +50,7 @@ def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("index", ["", "{}", "[]", '{"weight_map": 3}', "\x00"])
-def test_an_index_that_is_none_is_refused(index: str, tmp_path: Path) -> None:
+def test_an_invalid_index_is_refused(index: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UnreadableError, match="is not an index of tensors"):
         TensorFiles(tmp_path)

@@ -1,4 +1,4 @@
-"""Real sockets that send too much, too slowly, too often, or stop sending; and what they are answered."""
+"""The answers to sockets that send too much, too slowly, too often, or stop sending."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def completion(**fields: Any) -> bytes:
 
 
 def all_of(connection: socket.socket) -> bytes:
-    """What comes until the server ends its side."""
+    """Everything that is received until the server closes its side."""
     parts = []
     while part := connection.recv(1 << 16):
         parts.append(part)
@@ -51,7 +51,7 @@ def all_of(connection: socket.socket) -> bytes:
 
 
 def answers_in(raw: bytes) -> list[tuple[int, bytes]]:
-    """Status and content of each answer, interim ones left out."""
+    """Status and content of each answer, without interim answers."""
     found = []
     while raw:
         head, _, raw = raw.partition(b"\r\n\r\n")
@@ -66,7 +66,7 @@ def answers_in(raw: bytes) -> list[tuple[int, bytes]]:
 
 
 def error_of(raw: bytes, status: int) -> dict[str, Any]:
-    """It must be the last answer, and in OpenAI's form."""
+    """The error, which must be the last answer, with this status and in OpenAI's form."""
     found, content = answers_in(raw)[-1]
     assert found == status, raw[:300]
     error: dict[str, Any] = json.loads(content)["error"]
@@ -86,8 +86,10 @@ def error_of(raw: bytes, status: int) -> dict[str, Any]:
     ],
     ids=["request line", "header value", "headers", "second request", "chunk extension", "trailers"],
 )
-def test_what_is_too_long_is_said_without_a_key(guarded: Running, begin: bytes, more: bytes, status: int) -> None:
-    """Or the key is missing, which may be known first."""
+def test_too_long_requests_are_refused_even_without_a_key(
+    guarded: Running, begin: bytes, more: bytes, status: int
+) -> None:
+    """Or as missing the key, if that is noticed first."""
     with connect(guarded) as connection:
         connection.sendall(begin)
         for _ in range(40):
@@ -114,14 +116,14 @@ def test_the_limits_are_exact(guarded: Running) -> None:
             error_of(all_of(connection), status)
 
 
-def test_two_hosts_are_refused(guarded: Running) -> None:
+def test_two_host_headers_are_refused(guarded: Running) -> None:
     with connect(guarded) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n")
         assert "Host" in error_of(all_of(connection), 400)["message"]
 
 
-def test_a_body_that_is_not_wanted_is_not_read(llm: LLM) -> None:
-    """The answer is there at once, and of what follows in small pieces no more is read than a body may have."""
+def test_the_body_of_a_refused_request_is_not_read(llm: LLM) -> None:
+    """The answer comes at once, and of small chunks that follow no more is read than the limit of a body."""
     settings = replace(GUARDED, limits=RequestLimits(max_body_bytes=100_000))
     with running(llm, settings) as server:
         with connect(server) as connection:
@@ -132,14 +134,14 @@ def test_a_body_that_is_not_wanted_is_not_read(llm: LLM) -> None:
         assert server.get("/health").status_code == 200
 
 
-def test_a_body_that_breaks_off_in_nonsense(llm: LLM) -> None:
+def test_a_body_with_an_invalid_chunk_is_refused(llm: LLM) -> None:
     with running(llm) as server, connect(server) as connection:
         connection.sendall(CHUNKED + b'5\r\n{"pro\r\nno size\r\n')
         assert error_of(all_of(connection), 400)["code"] == "bad_http"
 
 
-def test_headers_that_come_slowly(llm: LLM) -> None:
-    """Byte for byte: the clock does not begin anew."""
+def test_slow_headers_time_out(llm: LLM) -> None:
+    """Sent byte by byte: each byte must not restart the timeout."""
     with running(llm, limited(header_seconds=0.5)) as server, connect(server) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: ")
         started = time.monotonic()
@@ -160,19 +162,19 @@ def test_headers_that_come_slowly(llm: LLM) -> None:
         assert error_of(raw, 408)["code"] == "timeout"
 
 
-def test_a_connection_that_is_not_used_is_closed(llm: LLM) -> None:
+def test_an_idle_connection_is_closed(llm: LLM) -> None:
     with running(llm, limited(keep_alive_seconds=1)) as server, connect(server) as connection:
         connection.sendall(HEALTH)
         assert [status for status, _ in answers_in(all_of(connection))] == [200]
 
 
-def test_the_rest_of_a_pipelined_request_has_its_time_too(llm: LLM) -> None:
+def test_an_incomplete_pipelined_request_times_out_too(llm: LLM) -> None:
     with running(llm, limited(header_seconds=0.3)) as server, connect(server) as connection:
         connection.sendall(HEALTH + HEALTH + b"GET /health HTTP/1.1\r\nho")
         assert [status for status, _ in answers_in(all_of(connection))] == [200, 200, 408]
 
 
-def test_silent_connections_take_no_place_from_others(llm: LLM) -> None:
+def test_silent_connections_do_not_keep_others_out(llm: LLM) -> None:
     with running(llm, limited(max_connections=8)) as server:
         silent = [connect(server) for _ in range(50)]
         assert server.get("/health").status_code == 200
@@ -184,7 +186,7 @@ def test_silent_connections_take_no_place_from_others(llm: LLM) -> None:
             connection.close()
 
 
-def test_when_all_are_answered_one_more_is_told(llm: LLM) -> None:
+def test_with_all_connections_busy_one_more_is_refused(llm: LLM) -> None:
     with running(llm, limited(max_connections=2)) as server:
         busy = [connect(server) for _ in range(2)]
         for connection in busy:
@@ -200,8 +202,8 @@ def test_when_all_are_answered_one_more_is_told(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(("version", "stream"), [(b"1.1", False), (b"1.1", True), (b"1.0", False)])
-def test_who_only_ends_its_side_is_answered(llm: LLM, version: bytes, stream: bool) -> None:
-    """As `nc -N` does. The request takes longer than the server waits before it asks whether somebody is there."""
+def test_a_client_that_closes_only_its_side_is_answered(llm: LLM, version: bytes, stream: bool) -> None:
+    """As by `nc -N`. The request takes longer than the interval at which the server checks for disconnects."""
     with running(llm) as server:
         expected = server.post("/v1/completions", {"prompt": STORY, "temperature": 0, "max_tokens": 300}).json()
         with connect(server) as connection:
@@ -220,9 +222,11 @@ def test_who_only_ends_its_side_is_answered(llm: LLM, version: bytes, stream: bo
         server.wait_until_idle()
 
 
-def test_all_that_was_asked_before_the_end_is_answered(llm: LLM) -> None:
+def test_all_requests_before_the_end_are_answered(llm: LLM) -> None:
     with running(llm) as server, connect(server) as connection:
-        connection.sendall(HEALTH + completion(max_tokens=30) + HEALTH + b"\r\n")  # as a shell's echo adds
+        connection.sendall(
+            HEALTH + completion(max_tokens=30) + HEALTH + b"\r\n"
+        )  # an extra line end, as from a shell's echo
         connection.shutdown(socket.SHUT_WR)
         raw = all_of(connection)
         assert [status for status, _ in answers_in(raw)] == [200, 200, 200]
@@ -237,7 +241,7 @@ def test_all_that_was_asked_before_the_end_is_answered(llm: LLM) -> None:
     ],
     ids=["head", "body", "chunk"],
 )
-def test_a_request_that_ends_early_is_told(llm: LLM, sent: bytes, what: str) -> None:
+def test_an_incomplete_request_is_refused(llm: LLM, sent: bytes, what: str) -> None:
     with running(llm) as server, connect(server) as connection:
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
@@ -245,20 +249,20 @@ def test_a_request_that_ends_early_is_told(llm: LLM, sent: bytes, what: str) -> 
         server.wait_until_idle()
 
 
-def test_nothing_is_said_to_who_says_nothing(guarded: Running) -> None:
+def test_a_connection_without_a_request_gets_no_answer(guarded: Running) -> None:
     with connect(guarded) as connection:
         connection.shutdown(socket.SHUT_WR)
         assert all_of(connection) == b""
 
 
-def test_what_is_refused_is_counted(guarded: Running) -> None:
+def test_refused_requests_are_counted(guarded: Running) -> None:
     with connect(guarded) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
         error_of(all_of(connection), 400)
     assert b'http_requests_total{route="unknown",status="400"}' in guarded.service.metrics.text()
 
 
-def test_afterwards_all_is_well(guarded: Running) -> None:
+def test_the_server_still_works_afterwards(guarded: Running) -> None:
     guarded.wait_until_idle()
     wait_for(lambda: not guarded.server.server_state.connections)
     answer = guarded.post(
@@ -269,7 +273,7 @@ def test_afterwards_all_is_well(guarded: Running) -> None:
 
 @pytest.mark.parametrize("length", [10, 100_000])
 def test_a_request_that_is_answered_before_its_body_leaves_the_connection_open(guarded: Running, length: int) -> None:
-    """The client may have sent the next one before it knows better."""
+    """The client may already have sent its next request."""
     with connect(guarded) as connection:
         connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % length)
         assert answers_in(connection.recv(1 << 16))[0][0] == 401
@@ -279,7 +283,7 @@ def test_a_request_that_is_answered_before_its_body_leaves_the_connection_open(g
         assert answers_in(connection.recv(1 << 16))[0][0] == 200
 
 
-def test_a_body_without_end_that_nobody_wants_ends_the_connection(llm: LLM) -> None:
+def test_an_endless_body_of_a_refused_request_ends_the_connection(llm: LLM) -> None:
     settings = replace(GUARDED, limits=RequestLimits(max_body_bytes=50_000))
     with running(llm, settings) as server, connect(server) as connection:
         connection.sendall(CHUNKED)
@@ -289,7 +293,7 @@ def test_a_body_without_end_that_nobody_wants_ends_the_connection(llm: LLM) -> N
         assert all_of(connection) == b""
 
 
-def test_a_body_that_nobody_wants_must_come_in_time(llm: LLM) -> None:
+def test_the_body_of_a_refused_request_must_arrive_in_time(llm: LLM) -> None:
     settings = replace(GUARDED, limits=RequestLimits(body_seconds=0.5))
     with running(llm, settings) as server, connect(server) as connection:
         connection.sendall(HEAD + b"content-length: 10\r\n\r\n")

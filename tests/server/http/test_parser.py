@@ -1,4 +1,4 @@
-"""What a parser buffers has a bound, and what RFC 9112 calls an error is one."""
+"""A parser's buffers are bounded, and what RFC 9112 calls an error is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 
 
 def read(data: bytes, parser: Parser | None = None) -> tuple[Parser, list[object]]:
-    """All events until nothing more comes; checks the bound of the buffer at every piece."""
+    """The parser and all its events; asserts after every piece that its buffer is bounded."""
     parser = parser or Parser(LIMITS)
     events: list[object] = []
     for start in range(0, len(data), PIECE):
@@ -53,7 +53,7 @@ def refused(data: bytes) -> tuple[int, str]:
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_everything_that_is_buffered_has_a_bound(data: bytes, status: int) -> None:
+def test_everything_buffered_is_bounded(data: bytes, status: int) -> None:
     assert refused(data)[0] == status
 
 
@@ -80,19 +80,19 @@ def test_everything_that_is_buffered_has_a_bound(data: bytes, status: int) -> No
     ],
     ids=lambda value: str(value)[-40:],
 )
-def test_what_may_be_read_in_two_ways_is_refused(head: bytes, words: str) -> None:
+def test_ambiguous_requests_are_refused(head: bytes, words: str) -> None:
     status, message = refused(head)
     assert status == 400
     assert words in message
 
 
-def test_what_is_asked_in_ways_that_are_not_spoken() -> None:
+def test_unsupported_codings_and_versions_are_refused() -> None:
     assert refused(HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n")[0] == 501
     assert refused(b"GET / HTTP/2.0\r\nhost: x\r\n\r\n")[0] == 505
     assert refused(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")[0] == 505
 
 
-def test_empty_lines_between_requests_are_nothing() -> None:
+def test_empty_lines_between_requests_are_ignored() -> None:
     parser, events = read(b"\r\n" * 20_000)
     assert events == []
     assert not parser.has_partial
@@ -109,7 +109,7 @@ def test_a_folded_header_is_one_value_with_a_space() -> None:
     assert (b"x", b"a b") in list(events[0].headers)
 
 
-def test_what_is_within_the_limits_is_read() -> None:
+def test_requests_within_the_limits_are_read() -> None:
     target = b"/" + b"x" * 8000
     fields = b"".join(b"x-%d: %s\r\n" % (i, b"y" * 200) for i in range(98))
     body = b"".join(b"%x;name=value\r\n%s\r\n" % (n, b"z" * n) for n in (1, 5000, 4000))
@@ -135,14 +135,14 @@ def test_what_is_within_the_limits_is_read() -> None:
     ("target", "path"),
     [(b"http://there:1/a?b=c", b"/a?b=c"), (b"http://there:1", b"/"), (b"HTTPS://there:1/a", b"/a")],
 )
-def test_a_target_with_a_host_counts_more_than_the_header(target: bytes, path: bytes) -> None:
+def test_the_host_of_an_absolute_target_overrides_the_header(target: bytes, path: bytes) -> None:
     _, events = read(b"GET " + target + b" HTTP/1.1\r\nhost: elsewhere\r\n\r\n")
     assert isinstance(events[0], h11.Request)
     assert events[0].target == path
     assert [value for name, value in events[0].headers if name == b"host"] == [b"there:1"]
 
 
-def test_requests_after_another_are_counted_anew() -> None:
+def test_limits_apply_to_each_request_separately() -> None:
     parser = Parser(LIMITS)
     for _ in range(5):
         _, events = read(HEAD + b"content-length: 9000\r\n\r\n" + b"x" * 9000, parser)

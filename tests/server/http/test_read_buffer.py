@@ -1,4 +1,4 @@
-"""One chunk per iteration of the event loop, with pauses and resumptions in between."""
+"""The read buffer feeds one chunk per iteration of the event loop, and can be paused and resumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foredraft.server.http.read_buffer import CHUNK_BYTES, ReadBuffer
 
 
 class Transport:
-    """Remembers whether it reads."""
+    """Records whether it is reading."""
 
     def __init__(self) -> None:
         self.reads = True
@@ -44,7 +44,7 @@ def test_a_small_piece_is_fed_at_once() -> None:
     trial(steps)
 
 
-def test_others_have_their_turns_between_pieces() -> None:
+def test_other_tasks_run_between_pieces() -> None:
     async def steps(read_buffer: ReadBuffer, transport: Transport, pieces: list[bytes]) -> None:
         data = bytes(range(256)) * 60
         read_buffer.feed_data(data)
@@ -65,7 +65,7 @@ def test_while_it_is_paused_nothing_is_fed_or_read() -> None:
         await asyncio.sleep(0.01)
         assert len(pieces) == 1
         read_buffer.resume_reading()
-        assert not transport.reads  # first what waits
+        assert not transport.reads  # buffered data comes first
         await asyncio.sleep(0.01)
         assert len(pieces) == 3
         assert transport.reads
@@ -73,7 +73,7 @@ def test_while_it_is_paused_nothing_is_fed_or_read() -> None:
     trial(steps)
 
 
-def test_what_waits_is_forgotten_at_the_end() -> None:
+def test_buffered_data_is_dropped_at_the_end() -> None:
     async def steps(read_buffer: ReadBuffer, transport: Transport, pieces: list[bytes]) -> None:
         read_buffer.feed_data(b"x" * 3 * CHUNK_BYTES)
         read_buffer.close()

@@ -1,4 +1,4 @@
-"""A model of the live tests' own: the embedded pair, with a fixed number of draft tokens."""
+"""Fixtures of the live tests: the embedded pair with a fixed number of draft tokens, and observers of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def llm() -> LLM:
 
 @pytest.fixture
 def make_observer(llm: LLM) -> Iterator[MakeObserver]:
-    """A observer that looks on at the model: make_observer(**settings)."""
+    """Makes an observer of the model: make_observer(**settings)."""
     with ExitStack() as stack:
 
         def make(**settings: Any) -> LiveObserver:

@@ -1,4 +1,4 @@
-"""The frames of a watcher, put together, are what was generated."""
+"""The joined frames of a watcher are the generated text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT = "def binary_search(items, target):"
 
 
 class Watcher:
-    """Puts frames together as a page does."""
+    """Joins frames as a page does."""
 
     def __init__(self, broadcaster: Broadcaster) -> None:
         self.broadcaster = broadcaster
@@ -56,7 +56,7 @@ class Watcher:
 def write(
     llm: LLM, watchers: list[Watcher], *params: SamplingParams, prompt: str = PROMPT, every: int = 1
 ) -> list[Any]:
-    """Run requests, with a look of each watcher every so many steps -> the outputs."""
+    """Run requests while each watcher takes a frame every `every` steps. -> the outputs"""
     requests = [llm.frontend.prepare(prompt, one) for one in params]
     for request in requests:
         llm.frontend.start(request)
@@ -74,7 +74,7 @@ def write(
 
 @pytest.fixture
 def observer(make_observer: Any, monkeypatch: pytest.MonkeyPatch) -> LiveObserver:
-    monkeypatch.setattr("foredraft.server.live.observer._ROUND_SHARE", 1e9)  # every round is told
+    monkeypatch.setattr("foredraft.server.live.observer._ROUND_SHARE", 1e9)  # every step is reported
     monkeypatch.setattr("foredraft.server.live.observer._ROUND_SECONDS", 0.0)
     made: LiveObserver = make_observer()
     return made
@@ -110,7 +110,7 @@ def test_the_latest_sample_has_the_fields_that_the_page_reads(llm: LLM, observer
     assert {"time", "num_emitted_tokens", "cache_total", "asked", "resting", "fallbacks"} <= frame["latest"].keys()
 
 
-def test_rounds_are_what_was_drafted_and_kept(llm: LLM, observer: LiveObserver) -> None:
+def test_rounds_contain_drafted_and_accepted_tokens(llm: LLM, observer: LiveObserver) -> None:
     watcher = Watcher(Broadcaster(observer))
     (output,) = write(llm, [watcher], SamplingParams(max_tokens=40, temperature=0.9, ignore_eos=True))
     written = output.outputs[0].token_ids
@@ -122,7 +122,7 @@ def test_rounds_are_what_was_drafted_and_kept(llm: LLM, observer: LiveObserver) 
         assert all(0 <= token["q"] <= 1 and 0 <= token["p"] <= 1 for token in one["draft"])
 
 
-def test_who_comes_late_sees_what_was_written_before(llm: LLM, observer: LiveObserver) -> None:
+def test_a_late_watcher_gets_the_text_written_before(llm: LLM, observer: LiveObserver) -> None:
     broadcaster = Broadcaster(observer)
     request = llm.frontend.prepare(PROMPT, SamplingParams(max_tokens=30, ignore_eos=True))
     llm.frontend.start(request)
@@ -157,7 +157,7 @@ def test_samples_at_rest_are_the_engines_counts(
     assert times == sorted(times)
 
 
-def test_a_text_that_outruns_its_watcher_loses_its_beginning(
+def test_a_slow_watcher_loses_the_beginning_of_a_text(
     llm: LLM, observer: LiveObserver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foredraft.server.live.live_text._MAX_TOKENS_PER_READ", 10)
@@ -169,7 +169,7 @@ def test_a_text_that_outruns_its_watcher_loses_its_beginning(
     assert watcher.texts[number]["num_tokens"] == 50
 
 
-def test_without_text_only_origins_are_told(llm: LLM, make_observer: Any) -> None:
+def test_without_show_text_only_origins_are_sent(llm: LLM, make_observer: Any) -> None:
     observer = make_observer(show_text=False)
     broadcaster = Broadcaster(observer)
     state = broadcaster.join()
@@ -188,7 +188,7 @@ def test_without_text_only_origins_are_told(llm: LLM, make_observer: Any) -> Non
     assert [origin for _, _, origin in tokens] == list(map(int, request.output().outputs[0].origins))
 
 
-def test_only_so_many_texts_are_shown_and_others_follow(llm: LLM, observer: LiveObserver) -> None:
+def test_the_number_of_shown_texts_is_limited_and_others_follow(llm: LLM, observer: LiveObserver) -> None:
     broadcaster = Broadcaster(observer)
     watcher = Watcher(broadcaster)
     short, long = SamplingParams(max_tokens=4, ignore_eos=True), SamplingParams(max_tokens=40, ignore_eos=True)
@@ -197,7 +197,7 @@ def test_only_so_many_texts_are_shown_and_others_follow(llm: LLM, observer: Live
     assert len(watcher.texts) == MAX_SHOWN + 4
 
 
-def test_a_text_that_is_given_up_makes_room(llm: LLM, observer: LiveObserver) -> None:
+def test_an_aborted_text_is_reported_as_ended(llm: LLM, observer: LiveObserver) -> None:
     watcher = Watcher(Broadcaster(observer))
     request = llm.frontend.prepare(PROMPT, SamplingParams(max_tokens=50, ignore_eos=True))
     llm.frontend.start(request)
@@ -209,7 +209,7 @@ def test_a_text_that_is_given_up_makes_room(llm: LLM, observer: LiveObserver) ->
     assert (told["is_ended"], told["finish_reason"]) == (True, "abort")
 
 
-def test_only_so_many_may_watch(make_observer: Any) -> None:
+def test_the_number_of_watchers_is_limited(make_observer: Any) -> None:
     observer = make_observer(max_watchers=2)
     broadcaster = Broadcaster(observer)
     assert broadcaster.join()
@@ -222,11 +222,11 @@ def test_only_so_many_may_watch(make_observer: Any) -> None:
     assert broadcaster.join() is None
 
 
-def test_nobody_watches_before_there_is_an_engine() -> None:
+def test_without_an_engine_nobody_can_watch() -> None:
     assert Broadcaster(LiveObserver()).join() is None
 
 
-def test_the_last_who_leaves_takes_the_light(llm: LLM, observer: LiveObserver) -> None:
+def test_observing_stops_when_the_last_watcher_leaves(llm: LLM, observer: LiveObserver) -> None:
     broadcaster = Broadcaster(observer)
     watcher = Watcher(broadcaster)
     write(llm, [watcher], SamplingParams(max_tokens=4))
@@ -236,7 +236,7 @@ def test_the_last_who_leaves_takes_the_light(llm: LLM, observer: LiveObserver) -
     assert not broadcaster._texts
 
 
-def test_nothing_new_is_nothing_told(llm: LLM, observer: LiveObserver) -> None:
+def test_without_news_no_frame_is_sent(llm: LLM, observer: LiveObserver) -> None:
     watcher = Watcher(Broadcaster(observer))
     assert watcher.look()
     assert not watcher.look()

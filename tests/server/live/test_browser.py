@@ -1,4 +1,4 @@
-"""The live page in a real browser, served by the real server over the embedded pair."""
+"""The live page in a real browser, served by a real server with the embedded pair."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def server(llm: LLM) -> Iterator[Running]:
 
 @pytest.fixture
 def open_page(browser: Any, server: Running) -> Iterator[OpenPage]:
-    """Opens the page where any request to elsewhere fails, and nothing may go wrong in silence: what the page's policy
-    forbids is an error on the console. expected: parts of messages that a test brings about."""
+    """Opens the page in a browser where requests to other hosts fail, and asserts that there are no unexpected errors on the console,
+    where violations of the page's policy are reported too. expected: parts of messages that a test causes."""
     contexts, faults, allowed = [], [], []
 
     def opened(url: str = server.url, *, expected: tuple[str, ...] = (), script: str = "", **settings: Any) -> Any:
@@ -109,7 +109,7 @@ def written_tokens(page: Any) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_prompt_typed_there_appears_coloured_and_the_charts_move(
+def test_a_submitted_prompt_is_shown_coloured_and_the_charts_move(
     open_page: OpenPage, server: Running, llm: LLM
 ) -> None:
     page = ready(open_page())
@@ -121,7 +121,7 @@ def test_a_prompt_typed_there_appears_coloured_and_the_charts_move(
     playwright.expect(page.locator("#round-name")).to_contain_text(re.compile(r"Round \d+ of \d+"))
     playwright.expect(page.locator("#others")).to_be_hidden()
     server.wait_until_idle()
-    page.wait_for_timeout(1200)  # for the last sample
+    page.wait_for_timeout(1200)  # wait for the last sample
     after = lines(page)
     for name in CHARTS:
         assert len(after[name]) > len(before[name]), name
@@ -148,7 +148,7 @@ def test_a_prompt_typed_there_appears_coloured_and_the_charts_move(
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_it_fits_has_no_fault_of_accessibility_and_its_picture_is_kept(look: str, open_page: OpenPage) -> None:
+def test_the_page_fits_and_is_accessible(look: str, open_page: OpenPage) -> None:
     page = ready(open_page(**LOOKS[look]))
     ask(page, PROMPT, max_tokens=150, temperature=0.7)
     newest(page).locator(".tok").first.wait_for()
@@ -161,8 +161,8 @@ def test_it_fits_has_no_fault_of_accessibility_and_its_picture_is_kept(look: str
 
 
 @pytest.mark.parametrize("width", [320, 390])
-def test_figures_stay_whole_on_a_phone(width: int, open_page: OpenPage) -> None:
-    """However many digits they have."""
+def test_numbers_are_not_broken_over_lines_on_a_phone(width: int, open_page: OpenPage) -> None:
+    """Whatever number of digits they have."""
     page = ready(open_page(**{**NARROW, "viewport": {"width": width, "height": 844}}))
     ask(page, PROMPT, max_tokens=50)
     await_end(page, 50)
@@ -179,7 +179,7 @@ def test_figures_stay_whole_on_a_phone(width: int, open_page: OpenPage) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_every_control_is_reached_by_tab_and_a_key_submits(open_page: OpenPage) -> None:
+def test_every_control_can_be_reached_by_tab_and_a_key_submits(open_page: OpenPage) -> None:
     page = ready(open_page(reduced_motion="reduce"))
     page.focus("#prompt-text")
     page.keyboard.type("Once upon")
@@ -200,7 +200,7 @@ def test_every_control_is_reached_by_tab_and_a_key_submits(open_page: OpenPage) 
 
 def test_stop_ends_the_request(open_page: OpenPage, server: Running) -> None:
     page = ready(open_page())
-    ask(page, PROMPT, max_tokens=1500)  # a text that goes on and on
+    ask(page, PROMPT, max_tokens=1500)  # a text without an end
     newest(page).locator(".tok").first.wait_for()
     page.click("#stop")
     playwright.expect(page.locator("#trial-said")).to_contain_text("Stopped")
@@ -208,23 +208,23 @@ def test_stop_ends_the_request(open_page: OpenPage, server: Running) -> None:
     server.wait_until_idle()
 
 
-def test_what_the_server_refuses_is_said(open_page: OpenPage) -> None:
+def test_the_servers_errors_are_shown(open_page: OpenPage) -> None:
     page = ready(open_page(expected=("status of 400",)))
     ask(page, "word " * 3000, max_tokens=10)
     playwright.expect(page.locator("#trial-said")).to_contain_text("Refused")
     playwright.expect(page.locator("#trial-said")).to_contain_text("tokens")
 
 
-def test_what_is_written_does_nothing(open_page: OpenPage) -> None:
+def test_html_in_a_text_is_not_run(open_page: OpenPage) -> None:
     page = ready(open_page())
     ask(page, HOSTILE.replace("\x00", ""), max_tokens=5)
     playwright.expect(newest(page)).to_contain_text("<script>window.bad=1</script>")
     assert page.evaluate("window.bad") is None
 
 
-def test_without_webgl_it_is_told_in_words(open_page: OpenPage) -> None:
+def test_without_webgl_rounds_are_described_in_words(open_page: OpenPage) -> None:
     page = ready(open_page(script=NO_WEBGL, expected=("Error creating WebGL context",)))
-    for _ in range(30):  # rounds are told as far as they keep the engine little
+    for _ in range(30):  # rounds are only reported while that takes the engine little time
         ask(page, PROMPT, max_tokens=60)
         playwright.expect(page.locator("#trial-said")).to_contain_text("Done", timeout=60_000)
         page.wait_for_timeout(300)
@@ -234,7 +234,7 @@ def test_without_webgl_it_is_told_in_words(open_page: OpenPage) -> None:
     assert "no WebGL" in page.inner_text("#stage")
 
 
-def test_a_key_is_asked_for_and_kept_nowhere(open_page: OpenPage, llm: LLM) -> None:
+def test_the_page_asks_for_the_key_and_does_not_store_it(open_page: OpenPage, llm: LLM) -> None:
     with running(llm, replace(SETTINGS, api_key=KEY, show_text=True)) as guarded:
         page = open_page(guarded.url, expected=("status of 401",))
         page.wait_for_selector("#key-form:not([hidden])")
@@ -254,7 +254,7 @@ def test_a_key_is_asked_for_and_kept_nowhere(open_page: OpenPage, llm: LLM) -> N
         page.wait_for_selector("#key-form:not([hidden])")
 
 
-def test_texts_that_are_not_to_be_seen_are_not(open_page: OpenPage, llm: LLM) -> None:
+def test_texts_are_not_shown_without_show_text(open_page: OpenPage, llm: LLM) -> None:
     with running(llm, replace(SETTINGS, show_text=False)) as discreet:
         page = ready(open_page(discreet.url))
         ask(page, PROMPT, max_tokens=40)
@@ -263,11 +263,11 @@ def test_texts_that_are_not_to_be_seen_are_not(open_page: OpenPage, llm: LLM) ->
         assert {characters for _, characters in written_tokens(page)} == {""}
         assert "binary_search" not in page.inner_text("#texts")
         (offline,) = llm.generate([PROMPT], SamplingParams(max_tokens=40, temperature=0.0))
-        assert page.locator("#answer").text_content() == offline.outputs[0].text  # one's own text is one's own
+        assert page.locator("#answer").text_content() == offline.outputs[0].text  # the user's own text is shown
 
 
-def test_a_server_that_goes_is_missed_and_lets_its_watchers_go(open_page: OpenPage, llm: LLM) -> None:
+def test_the_page_reports_a_lost_server_and_does_not_keep_it_from_ending(open_page: OpenPage, llm: LLM) -> None:
     with running(llm, replace(SETTINGS, show_text=True)) as brief:
         page = ready(open_page(brief.url, expected=("ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "status of 503")))
-    # it ended although the page was watching
+    # the server ended although the page was watching
     playwright.expect(page.locator("#link")).to_contain_text("Connection lost")

@@ -17,7 +17,7 @@ PROMPTS = ["def area(radius):", "Once upon a time", "import os"]
 
 
 class Tally:
-    """Counts again what a observer counts by itself."""
+    """Counts independently what an observer counts."""
 
     def __init__(self) -> None:
         self.num_passes = self.num_asked_steps = self.num_asked_tokens = 0
@@ -29,7 +29,7 @@ class Tally:
 
 
 @pytest.mark.parametrize("draft_tokens", [0, 3])
-def test_its_counts_are_the_engines(llm: LLM, make_observer: Any, draft_tokens: int) -> None:
+def test_an_observers_counts_are_the_engines(llm: LLM, make_observer: Any, draft_tokens: int) -> None:
     observer, tally = make_observer(), Tally()
     llm.engine.observers.append(tally)
     params = SamplingParams(max_tokens=24, temperature=0.8, speculative_tokens=draft_tokens)
@@ -54,13 +54,13 @@ def test_nothing_is_kept_while_nobody_watches(llm: LLM, make_observer: Any) -> N
 
 
 @pytest.mark.slow
-def test_what_it_keeps_is_bounded(llm: LLM, make_observer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_observer_keeps_is_bounded(llm: LLM, make_observer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.server.live.observer.SAMPLE_SECONDS", 0.0)
     monkeypatch.setattr("foredraft.server.live.observer._ROUND_SHARE", 1e9)
     monkeypatch.setattr("foredraft.server.live.observer._ROUND_SECONDS", 0.0)
     observer = make_observer()
     observer.set_watched(True)
-    observer.shown = range(1 << 40)  # everything
+    observer.shown = range(1 << 40)  # all texts
     for _ in range(4):
         llm.generate(PROMPTS * 7, SamplingParams(max_tokens=100, speculative_tokens=0))
     for queue in (observer.samples, observer.new_texts, observer.rounds):
@@ -69,7 +69,7 @@ def test_what_it_keeps_is_bounded(llm: LLM, make_observer: Any, monkeypatch: pyt
     assert not observer._known
 
 
-def test_looking_on_changes_no_text(llm: LLM, make_observer: Any) -> None:
+def test_observing_changes_no_text(llm: LLM, make_observer: Any) -> None:
     params = SamplingParams(max_tokens=30, temperature=1.0, seed=5)
     alone = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
     observer = make_observer()
@@ -79,7 +79,7 @@ def test_looking_on_changes_no_text(llm: LLM, make_observer: Any) -> None:
     assert observer.rounds
 
 
-def test_a_fault_of_its_own_ends_no_request(
+def test_an_error_in_the_observer_ends_no_request(
     llm: LLM, make_observer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(self: LiveObserver, *_: object) -> None:
@@ -94,10 +94,10 @@ def test_a_fault_of_its_own_ends_no_request(
     assert caplog.text.count("the live page failed") == 1
 
 
-def test_a_rest_is_told_from_what_was_written_before_and_after(
+def test_an_idle_time_is_separated_from_the_text_before_and_after(
     llm: LLM, make_observer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two samples at rest nothing grows, however long it was; all else lies in the others."""
+    """Between the two samples around an idle time no count grows, however long it was."""
     monkeypatch.setattr("foredraft.server.live.observer.SAMPLE_SECONDS", 0.2)
     observer = make_observer()
     params = SamplingParams(max_tokens=10, ignore_eos=True)

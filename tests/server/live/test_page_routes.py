@@ -1,4 +1,4 @@
-"""The page and its stream, without a browser: what is served to whom, and that no watcher holds anything up."""
+"""The page and its stream, without a browser: what is served, and that no watcher blocks anything."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def app(observer: LiveObserver) -> FastAPI:
 
 
 class Client:
-    """Asks for the events over ASGI. stuck: it never takes what it is sent."""
+    """A client of the event stream over ASGI. stuck: whether it never accepts what it is sent."""
 
     def __init__(self, app: FastAPI, *, stuck: bool = False) -> None:
         self.sent: list[Message] = []
@@ -77,7 +77,7 @@ class Client:
                 await asyncio.sleep(0.01)
 
 
-def test_the_page_names_nothing_elsewhere_and_forbids_it(app: FastAPI) -> None:
+def test_the_page_uses_no_other_host_and_its_policy_forbids_it(app: FastAPI) -> None:
     answer = TestClient(app).get("/")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -90,7 +90,7 @@ def test_the_page_names_nothing_elsewhere_and_forbids_it(app: FastAPI) -> None:
     assert not re.search(r"\son\w+=|\sstyle=", answer.text)
 
 
-def test_all_that_is_public_is_there_and_no_more(app: FastAPI) -> None:
+def test_all_public_files_are_served_and_no_others(app: FastAPI) -> None:
     client = TestClient(app)
     for path in PUBLIC_PATHS:
         answer = client.get(path)
@@ -105,7 +105,7 @@ def test_all_that_is_public_is_there_and_no_more(app: FastAPI) -> None:
     assert not app.openapi()["paths"]
 
 
-def test_a_watcher_is_told_as_it_happens_and_leaves(llm: LLM, app: FastAPI, observer: LiveObserver) -> None:
+def test_a_watcher_gets_events_and_may_leave(llm: LLM, app: FastAPI, observer: LiveObserver) -> None:
     async def run() -> None:
         client = Client(app)
         await client.until(lambda: len(client.frames) == 1)
@@ -133,7 +133,7 @@ def test_a_watcher_is_told_as_it_happens_and_leaves(llm: LLM, app: FastAPI, obse
     asyncio.run(run())
 
 
-def test_a_watcher_that_takes_nothing_is_given_up(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_watcher_is_dropped(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.server.live.page_routes.STUCK_SECONDS", 0.05)
 
     async def run() -> None:
@@ -148,8 +148,8 @@ def test_a_watcher_that_takes_nothing_is_given_up(app: FastAPI, monkeypatch: pyt
     asyncio.run(run())
 
 
-def test_silence_is_filled(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert HEARTBEAT_SECONDS < 15  # after which the page takes the connection for lost
+def test_heartbeats_are_sent_while_idle(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert HEARTBEAT_SECONDS < 15  # after 15 seconds the page considers the connection lost
     monkeypatch.setattr("foredraft.server.live.page_routes.HEARTBEAT_SECONDS", 0.0)
 
     async def run() -> None:

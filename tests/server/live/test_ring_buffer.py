@@ -1,4 +1,4 @@
-"""A ring buffer against a list."""
+"""A ring buffer compared with a list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foredraft.server.live.ring_buffer import RingBuffer
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 3)), st.integers(0, 12))
-def test_it_has_the_end_of_a_list(max_items: int, items: list[int], position: int) -> None:
+def test_a_ring_buffer_has_the_end_of_the_list(max_items: int, items: list[int], position: int) -> None:
     buffer: RingBuffer[int] = RingBuffer(max_items)
     for item in items:
         buffer.append(item)
@@ -19,7 +19,7 @@ def test_it_has_the_end_of_a_list(max_items: int, items: list[int], position: in
     assert buffer.since(position) == items[max(position, len(items) - max_items) :]
 
 
-def test_after_a_skip_positions_go_on_from_there() -> None:
+def test_after_a_skip_positions_continue_from_there() -> None:
     buffer: RingBuffer[str] = RingBuffer(3)
     buffer.append("a")
     buffer.skip_to(5)

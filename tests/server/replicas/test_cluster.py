@@ -1,4 +1,4 @@
-"""Two replicas on Ray, as the command starts them, and what clients see when one of them is killed."""
+"""Two replicas on Ray, as the command starts them, and what clients see if one of them is killed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Cluster:
         return httpx2.get(self.url + path, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
 
     def counts(self, name: str) -> dict[str, float]:
-        """Of each replica, all labels together."""
+        """A metric's total over all labels, by replica."""
         found = Counter[str]()
         for labels, value in re.findall(rf"^foredraft:{name}{{(.*)}} (\S+)$", self.get("/metrics").text, re.MULTILINE):
             found[re.findall(r'replica="(\w+)"', labels)[0]] += float(value)
@@ -105,7 +105,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
-        settings.unlink()  # a replica that is started again does not need it
+        settings.unlink()  # a restarted replica does not need it
         yield Cluster(found[1], process)
         mine = descendants(process.pid)
         process.send_signal(signal.SIGTERM)
@@ -121,14 +121,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, str]:
-    """Greedy texts, by prompt."""
+    """The greedy texts, by prompt."""
     prompts = [f"{STORY} {name}" for name in ("girl", "boy", "dog", "cat", "bird", "fish", "tree", "star")]
     params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
     outputs = LLM(seed=0, method="none").generate(prompts, params)
     return {prompt: output.outputs[0].text for prompt, output in zip(prompts, outputs, strict=True)}
 
 
-def test_the_official_client_finds_the_same_api(cluster: Cluster, expected: dict[str, str]) -> None:
+def test_the_official_client_works_with_a_cluster(cluster: Cluster, expected: dict[str, str]) -> None:
     client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=KEY, max_retries=0)
     prompt, text = next(iter(expected.items()))
     body = {
@@ -158,7 +158,7 @@ def test_the_settings_file_holds_for_every_replica(cluster: Cluster) -> None:
     assert all('drafter="suffix"' in labels for labels in drafters)
 
 
-def test_prompts_that_begin_alike_meet_and_counts_are_counts(cluster: Cluster) -> None:
+def test_prompts_with_the_same_beginning_go_to_the_same_replica(cluster: Cluster) -> None:
     client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=KEY, max_retries=0)
     idle = dict.fromkeys(cluster.pids(), 0)
     assert len(idle) == 2
@@ -178,8 +178,8 @@ def test_prompts_that_begin_alike_meet_and_counts_are_counts(cluster: Cluster) -
     assert set(cluster.counts("http_requests_total")) == {"front"}
 
 
-def test_nobody_gets_in_by_rays_ports(cluster: Cluster) -> None:
-    """They listen on loopback, or want a token: who reaches them can run code."""
+def test_rays_ports_are_not_open_to_others(cluster: Cluster) -> None:
+    """They listen on loopback or need a token, since anyone who can use them can run code."""
     sockets = {}
     for pid in descendants(cluster.process.pid):
         for link in (Path("/proc") / str(pid) / "fd").glob("*"):
@@ -195,7 +195,7 @@ def test_nobody_gets_in_by_rays_ports(cluster: Cluster) -> None:
             address, port = local.split(":")
             if state == "0A" and f"socket:[{fields[9]}]" in sockets and address not in loopback:
                 open_ports.append(int(port, 16))
-    assert len(open_ports) <= 2  # each replica's own, for other deployments
+    assert len(open_ports) <= 2  # one for each replica, for other deployments
     for port in open_ports:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
@@ -211,7 +211,7 @@ async def _whole(client: httpx2.AsyncClient, prompt: str) -> tuple[str, bool, st
 
 
 async def _stream(client: httpx2.AsyncClient, prompt: str, begun: asyncio.Event) -> tuple[str, bool, str]:
-    """The prompt, whether it came to its end, and its text. A stream that breaks off without a word fails here."""
+    """(the prompt, whether its text was finished, the text). Fails if a stream ends without [DONE] or an error."""
     body = {"prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True, "stream": True}
     text = ""
     async with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -230,7 +230,7 @@ async def _stream(client: httpx2.AsyncClient, prompt: str, begun: asyncio.Event)
     raise AssertionError("the stream ended without [DONE] and without an error")
 
 
-def test_a_replica_is_killed_under_load(cluster: Cluster, expected: dict[str, str]) -> None:
+def test_a_replica_may_be_killed_under_load(cluster: Cluster, expected: dict[str, str]) -> None:
     before = cluster.pids()
     assert len(before) == 2
     victim, pid = next(iter(before.items()))
@@ -240,7 +240,7 @@ def test_a_replica_is_killed_under_load(cluster: Cluster, expected: dict[str, st
         limits = httpx2.Limits(max_connections=200)
         async with httpx2.AsyncClient(base_url=cluster.url, headers=headers, timeout=120, limits=limits) as client:
             prompts = list(expected)
-            # Whole answers are asked for first: each replica has some in progress once every stream has begun.
+            # Whole answers are requested first, so that each replica has some in progress once every stream has begun.
             wholes = [asyncio.create_task(_whole(client, prompt)) for prompt in prompts * 4]
             await asyncio.sleep(0)
             begun = [asyncio.Event() for _ in prompts * 2]

@@ -40,13 +40,13 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         (["--replicas", "2", "--tp-plan", "auto"], "--tp-plan spreads one engine"),
     ],
 )
-def test_what_does_not_go_together_is_named(options: list[str], expected: str) -> None:
+def test_incompatible_options_are_named(options: list[str], expected: str) -> None:
     result = CliRunner().invoke(app, ["serve", "--port", "0", *options])
     assert result.exit_code == 2
     assert expected in result.stderr
 
 
-def test_a_replica_gets_the_settings_and_not_their_file(tmp_path: Path) -> None:
+def test_a_replica_gets_the_settings_not_the_path_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "foredraft.toml"
     Settings(method="suffix", speculative_tokens=3, max_speculative_tokens=5, num_threads=1).write(file)
     models = ModelOptions(settings_file=file, speculative_tokens="2")
@@ -54,4 +54,4 @@ def test_a_replica_gets_the_settings_and_not_their_file(tmp_path: Path) -> None:
     make_llm = pickle.dumps(partial(_load_in_replica, models, models.settings(), {"max_num_seqs": 8}))
     file.unlink()
     llm = pickle.loads(make_llm)(1)
-    assert (llm.method, llm.speculative_tokens) == ("suffix", 2)  # an option wins over the file
+    assert (llm.method, llm.speculative_tokens) == ("suffix", 2)  # an option overrides the file

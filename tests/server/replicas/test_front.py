@@ -1,4 +1,4 @@
-"""The front without Ray: replicas in this process, some of which end."""
+"""The front without Ray: replicas are in this process, and some of them end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BODY = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
 
 
 class Local:
-    """One replica. lost_after: of each attempt, the batches of messages before it ends; None: it does not."""
+    """A single replica. lost_after: for each attempt, after how many batches of messages the replica ends; None: it does not."""
 
     def __init__(self, worker: Worker, *lost_after: int | None) -> None:
         self._worker = worker
@@ -71,7 +71,7 @@ def text_of(stream: str) -> str:
     return "".join(choice["text"] for event in map(json.loads, events) for choice in event.get("choices", ()))
 
 
-def test_an_answer_is_the_replicas(llm: LLM) -> None:
+def test_answers_are_those_of_the_replica(llm: LLM) -> None:
     async def use(client: httpx2.AsyncClient, _: Local) -> None:
         whole = (await client.post("/v1/completions", json=BODY)).json()["choices"][0]["text"]
         stream = (await client.post("/v1/completions", json={**BODY, "stream": True})).text
@@ -91,7 +91,7 @@ def test_an_answer_is_the_replicas(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_what_has_not_begun_is_written_by_another(llm: LLM, is_stream: bool) -> None:
+def test_requests_without_output_are_retried_on_another_replica(llm: LLM, is_stream: bool) -> None:
     async def use(client: httpx2.AsyncClient, local: Local) -> None:
         answer = await client.post("/v1/completions", json={**BODY, "stream": is_stream})
         assert answer.status_code == 200
@@ -100,10 +100,10 @@ def test_what_has_not_begun_is_written_by_another(llm: LLM, is_stream: bool) -> 
         assert 'foredraft:replica_lost_requests_total{outcome="retried",replica="front"} 1.0' in metrics
         assert 'foredraft:http_requests_total{replica="front",route="/v1/completions",status="200"} 1.0' in metrics
 
-    run(llm, use, 1)  # after the headers
+    run(llm, use, 1)  # the replica ends after the headers
 
 
-def test_a_stream_that_has_begun_ends_with_an_error(llm: LLM) -> None:
+def test_a_stream_that_has_begun_ends_with_an_error_if_its_replica_ends(llm: LLM) -> None:
     async def use(client: httpx2.AsyncClient, local: Local) -> None:
         answer = await client.post("/v1/completions", json={**BODY, "stream": True})
         *_, last = answer.text.strip().split("\n\n")
@@ -117,7 +117,7 @@ def test_a_stream_that_has_begun_ends_with_an_error(llm: LLM) -> None:
     run(llm, use, 2)
 
 
-def test_what_ends_every_replica_is_not_given_to_all(llm: LLM) -> None:
+def test_a_request_that_ends_every_replica_is_retried_only_a_few_times(llm: LLM) -> None:
     async def use(client: httpx2.AsyncClient, local: Local) -> None:
         answer = await client.post("/v1/completions", json=BODY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_lost")
@@ -126,7 +126,7 @@ def test_what_ends_every_replica_is_not_given_to_all(llm: LLM) -> None:
     run(llm, use, 0, 0, 0)
 
 
-def test_the_key_and_the_limits_are_looked_at_in_front(llm: LLM) -> None:
+def test_the_key_and_the_limits_are_checked_in_front(llm: LLM) -> None:
     settings = ServerSettings(model_names=("pair",), api_key="secret", limits=RequestLimits(max_body_bytes=200))
 
     async def use(client: httpx2.AsyncClient, local: Local) -> None:
@@ -134,7 +134,7 @@ def test_the_key_and_the_limits_are_looked_at_in_front(llm: LLM) -> None:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 401
         assert (await client.get("/metrics")).status_code == 401
         assert (await client.post("/v1/completions", json={"prompt": "x" * 500}, headers=key)).status_code == 413
-        packed = {**key, "content-encoding": "gzip"}  # which no replica is told
+        packed = {**key, "content-encoding": "gzip"}  # a header that is not forwarded
         assert (await client.post("/v1/completions", json=BODY, headers=packed)).status_code == 415
         assert not local.asked
         assert (await client.post("/v1/completions", json=BODY, headers=key)).status_code == 200
@@ -146,7 +146,7 @@ def test_the_key_and_the_limits_are_looked_at_in_front(llm: LLM) -> None:
 
 
 def test_a_connection_to_the_front_has_the_limits_of_any_other() -> None:
-    """No replica is asked, so there is none."""
+    """The requests do not reach a replica, so none is needed."""
     listener = listen("127.0.0.1", 0)
     server = make_server(create_front(SETTINGS, None))  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -165,7 +165,7 @@ def test_a_connection_to_the_front_has_the_limits_of_any_other() -> None:
     assert not thread.is_alive()
 
 
-def test_replicas_that_do_not_answer_are_given_up(llm: LLM) -> None:
+def test_requests_to_replicas_that_do_not_answer_time_out(llm: LLM) -> None:
     class Silent(Local):
         async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[dict[str, Any]], None]:
             await asyncio.sleep(60)
@@ -189,7 +189,7 @@ def test_replicas_that_do_not_answer_are_given_up(llm: LLM) -> None:
     asyncio.run(main())
 
 
-def test_a_stop_ends_what_is_written_with_an_error(llm: LLM) -> None:
+def test_a_stop_ends_running_requests_with_an_error(llm: LLM) -> None:
     async def use(client: httpx2.AsyncClient, local: Local) -> None:
         app: Any = client._transport.app  # type: ignore[attr-defined]
         post = asyncio.create_task(
@@ -204,7 +204,7 @@ def test_a_stop_ends_what_is_written_with_an_error(llm: LLM) -> None:
     run(llm, use)
 
 
-def test_who_only_watches_does_not_hold_up_the_end(llm: LLM) -> None:
+def test_watchers_do_not_delay_draining(llm: LLM) -> None:
     async def use(client: httpx2.AsyncClient, local: Local) -> None:
         app: Any = client._transport.app  # type: ignore[attr-defined]
         watching = asyncio.create_task(client.get("/live/events"))
@@ -219,15 +219,15 @@ def test_who_only_watches_does_not_hold_up_the_end(llm: LLM) -> None:
     run(llm, use)
 
 
-def test_numbers_that_cannot_be() -> None:
+def test_impossible_numbers_of_replicas_are_refused() -> None:
     with pytest.raises(ForedraftError, match="at least 1"):
         ClusterSettings(num_replicas=0)
     with pytest.raises(ForedraftError, match="max_replicas must be at least num_replicas"):
         ClusterSettings(num_replicas=3, max_replicas=2)
 
 
-def test_a_replica_knows_whose_request_it_is_and_its_id(llm: LLM) -> None:
-    """Keys stay in front; fairness is among the clients there."""
+def test_a_replica_gets_the_client_and_the_request_id(llm: LLM) -> None:
+    """Keys are not forwarded, but a replica must be fair among their clients."""
     seen: list[tuple[str, str]] = []
     prepare = llm.frontend.prepare
 

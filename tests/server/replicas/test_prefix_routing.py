@@ -13,14 +13,12 @@ PREFIX = st.text(min_size=1, max_size=20)
 
 
 @given(PREFIX, LOADS, st.integers(0, 10))
-def test_every_replica_is_named_once(prefix: str, loads: dict[str, int], slack: int) -> None:
+def test_every_replica_is_ranked_once(prefix: str, loads: dict[str, int], slack: int) -> None:
     assert sorted(rank_replicas(prefix, loads, slack=slack)) == sorted(loads)
 
 
 @given(PREFIX, LOADS)
-def test_without_load_the_prefix_alone_decides_and_one_that_leaves_moves_no_other(
-    prefix: str, loads: dict[str, int]
-) -> None:
+def test_without_load_only_prefixes_of_a_removed_replica_move(prefix: str, loads: dict[str, int]) -> None:
     own, *others = rank_replicas(prefix, dict.fromkeys(loads, 0), slack=0)
     for gone in others:
         left = dict.fromkeys((name for name in loads if name != gone), 0)
@@ -28,7 +26,9 @@ def test_without_load_the_prefix_alone_decides_and_one_that_leaves_moves_no_othe
 
 
 @given(PREFIX, LOADS, st.integers(0, 10))
-def test_the_first_is_never_more_than_the_slack_ahead(prefix: str, loads: dict[str, int], slack: int) -> None:
+def test_the_first_replica_has_at_most_slack_more_load_than_the_least(
+    prefix: str, loads: dict[str, int], slack: int
+) -> None:
     first, *others = rank_replicas(prefix, loads, slack=slack)
     assert loads[first] <= min(loads.values()) + slack
     assert [loads[name] for name in others] == sorted(loads[name] for name in others)
@@ -38,11 +38,11 @@ def test_prefixes_are_spread() -> None:
     counts = {"a": 0, "b": 0, "c": 0, "d": 0}
     for number in range(4000):
         counts[rank_replicas(f"prompt {number}", dict.fromkeys(counts, 0), slack=0)[0]] += 1
-    assert min(counts.values()) > 850  # 1000 each, five standard deviations
+    assert min(counts.values()) > 850  # 1000 each, within five standard deviations
 
 
 @given(LOADS)
-def test_what_has_no_prompt_goes_where_there_is_least_to_do(loads: dict[str, int]) -> None:
+def test_requests_without_a_prompt_go_to_the_least_loaded_replica(loads: dict[str, int]) -> None:
     assert loads[rank_replicas("", loads, slack=100)[0]] == min(loads.values())
 
 
@@ -73,7 +73,7 @@ def test_prefixes_of_prompts_in_every_form() -> None:
     assert prefix_of(b"[" * 100_000) == prefix_of(b"\xff") == prefix_of(b"{}") == ""
 
 
-def test_keys_stay_in_front() -> None:
+def test_keys_are_not_forwarded() -> None:
     headers = [(b"authorization", b"Bearer secret"), (b"cookie", b"secret"), (b"content-type", b"application/json")]
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": headers}
     assert ForwardedRequest.of(scope, b"").scope()["headers"] == [(b"content-type", b"application/json")]

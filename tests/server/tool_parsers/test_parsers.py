@@ -1,4 +1,4 @@
-"""Texts, good and hostile, to content and calls: the same wherever they are cut, and nothing lost."""
+"""Parsers turn texts, well-formed and hostile, into content and calls: the same however texts are cut, and without losing anything."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def added(arguments: str = '{"a": 1}', name: str = "add") -> list[Piece]:
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_hermes_calls(text: str, expected: list[Piece]) -> None:
+def test_hermes_calls_are_parsed(text: str, expected: list[Piece]) -> None:
     assert hermes(text) == expected
 
 
@@ -108,23 +108,23 @@ def test_hermes_calls(text: str, expected: list[Piece]) -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_what_is_no_call_stays_text(text: str) -> None:
+def test_text_that_is_not_a_call_is_content(text: str) -> None:
     assert hermes(text) == ([Content(text)] if text else [])
 
 
-def test_deep_arguments_are_a_call() -> None:
+def test_deeply_nested_arguments_are_parsed() -> None:
     deep = '{"a": ' * 50_000 + "1" + "}" * 50_000
     assert hermes(f'<tool_call>{{"name": "add", "arguments": {deep}}}</tool_call>') == added(deep)
 
 
-def test_a_good_call_behind_a_broken_one() -> None:
+def test_a_valid_call_after_a_broken_one_is_parsed() -> None:
     broken = '<tool_call>{"name": "add", </tool_call>'
     assert hermes(f"{broken}\n<tool_call>{CALL}</tool_call>") == [Content(broken), *added()]
     unclosed = '<tool_call>{"name": "'
     assert hermes(f"{unclosed}<tool_call>{CALL}</tool_call>") == [Content(unclosed), *added()]
 
 
-def test_only_one_call_where_only_one_may_be() -> None:
+def test_without_parallel_calls_only_one_is_parsed() -> None:
     text = f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>"
     assert hermes(text, parallel=False) == [*added(), Content(f"<tool_call>{CALL}</tool_call>")]
 
@@ -144,7 +144,7 @@ BARE = '{"name": "add", "parameters": {"a": 1}}'
         (f"{BARE};<|python_tag|>{BARE}", [*added(), Content(";"), *added()]),
         (f"{BARE} That is all", [*added(), Content("That is all")]),
         ('{"type": "function", "name": "add", "arguments": {}}', added("{}")),
-        # and none
+        # no call either
         (f"For example {BARE}", [Content(f"For example {BARE}")]),
         (f"{BARE}; ", [*added(), Content("; ")]),
         ('<|python_tag|>print("x")', [Content('<|python_tag|>print("x")')]),
@@ -155,7 +155,7 @@ BARE = '{"name": "add", "parameters": {"a": 1}}'
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_llama_calls(text: str, expected: list[Piece]) -> None:
+def test_llama_calls_are_parsed(text: str, expected: list[Piece]) -> None:
     assert llama(text) == expected
 
 
@@ -180,11 +180,11 @@ def test_llama_calls(text: str, expected: list[Piece]) -> None:
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_required_calls(text: str, expected: list[Piece]) -> None:
+def test_required_calls_are_parsed(text: str, expected: list[Piece]) -> None:
     assert parsed(RequiredParser(TOOLS), [text]) == expected
 
 
-def test_required_arguments_are_sent_as_they_are_written() -> None:
+def test_arguments_of_required_calls_are_streamed() -> None:
     parser = RequiredParser(TOOLS)
     assert parser.feed('[{"name": "weather", "parameters": {"city": "Ber') == [
         CallStart("weather"),
@@ -211,7 +211,7 @@ TEXTS = st.lists(FRAGMENTS | st.text(max_size=3), max_size=14).map("".join)
 
 @pytest.mark.parametrize("kind", MAKERS)
 @given(data=st.data(), text=TEXTS)
-def test_cuts_change_nothing(kind: str, data: Any, text: str) -> None:
+def test_results_do_not_depend_on_how_texts_are_cut(kind: str, data: Any, text: str) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=20).map(sorted))
     cut = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole = parsed(MAKERS[kind](), [text])
@@ -221,9 +221,9 @@ def test_cuts_change_nothing(kind: str, data: Any, text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["hermes", "hermes, one call", "llama3_json"])
 @given(text=TEXTS)
-def test_nothing_is_lost(kind: str, text: str) -> None:
-    """Where there is no call, the content is the text; where there is one, every part of it stands in the text in order, and a
-    call has a known name and an object."""
+def test_no_text_is_lost(kind: str, text: str) -> None:
+    """Without a call the content is the text. With a call, every piece of content is in the text in order, and each call has a known
+    name and an object as arguments."""
     found = parsed(MAKERS[kind](), [text])
     if not any(isinstance(piece, CallStart) for piece in found):
         assert found == ([Content(text)] if text else [])
@@ -249,7 +249,7 @@ SEGMENTS = st.lists(
 
 
 @given(SEGMENTS, st.integers(1, 7))
-def test_hermes_texts_as_they_were_put_together(segments: list[Any], size: int) -> None:
+def test_generated_hermes_texts_are_parsed(segments: list[Any], size: int) -> None:
     text, expected = "", []
     for kind, what, arguments in segments:
         if kind == "text":
@@ -274,5 +274,5 @@ def test_hermes_texts_as_they_were_put_together(segments: list[Any], size: int) 
         ("{% for m in messages %}{{ m.content }}{% endfor %}", None),
     ],
 )  # fmt: skip
-def test_the_form_that_a_template_shows(template: str, expected: str | None) -> None:
+def test_the_form_of_calls_is_detected_from_the_template(template: str, expected: str | None) -> None:
     assert detect_parser(template) == expected

@@ -1,4 +1,4 @@
-"""From bodies to parameters, without a socket."""
+"""Request bodies become parameters, without a socket."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_every_field_that_openai_documents_is_known(request_type: Any, documente
     assert set(typing.get_type_hints(documented)) - {"stream"} <= known
 
 
-def test_an_empty_body_asks_for_the_defaults() -> None:
+def test_an_empty_body_means_the_defaults() -> None:
     assert completion().params() == SamplingParams(max_tokens=16)
     assert chat().params() == SamplingParams(max_tokens=None)
 
 
 @pytest.mark.parametrize("request_type", [CompletionRequest, ChatRequest])
-def test_null_is_the_default(request_type: Any) -> None:
+def test_null_means_the_default(request_type: Any) -> None:
     given_fields = {"prompt": "hello"} if request_type is CompletionRequest else {"messages": CHAT}
     nulls = {one.alias or name: None for name, one in request_type.model_fields.items() if not one.is_required()}
     assert (
@@ -63,7 +63,7 @@ def kinds_of(base: type[RequestModel] = RequestModel) -> set[type[RequestModel]]
 
 
 @pytest.mark.parametrize("kind", sorted(kinds_of(), key=lambda one: one.__name__), ids=lambda one: one.__name__)
-def test_null_is_the_default_of_every_optional_field(kind: type[RequestModel]) -> None:
+def test_null_means_the_default_of_every_optional_field(kind: type[RequestModel]) -> None:
     for name, one in kind.model_fields.items():
         if not one.is_required():
             assert (one.alias or name) not in (refused_places(kind, {one.alias or name: None}) or ())
@@ -72,7 +72,7 @@ def test_null_is_the_default_of_every_optional_field(kind: type[RequestModel]) -
 
 
 def refused_places(kind: type[RequestModel], body: Any) -> set[Any] | None:
-    """The fields that a refusal is about, none if it is about the whole body; None if the body is accepted."""
+    """The fields that a refusal is about, an empty set if it is about the whole body, None if the body is accepted."""
     try:
         kind.model_validate(body)
     except ValidationError as error:
@@ -81,14 +81,14 @@ def refused_places(kind: type[RequestModel], body: Any) -> set[Any] | None:
 
 
 def allows_null(schema: dict[str, Any]) -> bool:
-    """An empty schema allows all."""
+    """Whether a schema allows null; an empty one allows everything."""
     options = schema.get("anyOf", [schema])
     return not ({"type", "anyOf", "enum", "$ref"} & schema.keys()) or any(
         one.get("type") == "null" or None in one.get("enum", ()) for one in options
     )
 
 
-def test_what_is_not_known_is_named() -> None:
+def test_unknown_fields_are_named() -> None:
     body = chat(
         messages=[{"role": "user", "content": [{"type": "text", "text": "a", "x": 1, "y": None}], "z": 1}],
         tools=[{"type": "function", "function": {"name": "f", "strict": True, "w": 1}}],
@@ -143,7 +143,7 @@ def test_a_sampling_field_reaches_the_parameters(make: Any, name: str) -> None:
     assert getattr(make(**fields).params(), name) == SAMPLING[name]
 
 
-def test_fields_that_have_another_form() -> None:
+def test_fields_with_another_form_are_converted() -> None:
     assert completion(logit_bias={"5": 1, "7": -100}).params().logit_bias == {5: 1.0, 7: -100.0}
     assert completion(logprobs=3).params().logprobs == 3
     assert chat(logprobs=True, top_logprobs=3).params().logprobs == 3
@@ -187,11 +187,13 @@ def test_fields_that_have_another_form() -> None:
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_the_form_of_a_text(make: Any, fields: dict[str, Any], expected: StructuredOutputs | None) -> None:
+def test_structured_output_fields_are_converted(
+    make: Any, fields: dict[str, Any], expected: StructuredOutputs | None
+) -> None:
     assert make(**fields).params().structured_outputs == expected
 
 
-def test_an_error_is_blamed_on_the_field_that_was_sent() -> None:
+def test_errors_name_the_field_that_was_sent() -> None:
     for body, error, field in (
         (completion(), "max_tokens must be", "max_tokens"),
         (chat(max_completion_tokens=1), "max_tokens must be", "max_completion_tokens"),
@@ -212,7 +214,7 @@ def test_an_error_is_blamed_on_the_field_that_was_sent() -> None:
         ([[1], [2, 3]], [[1], [2, 3]]),
     ],
 )
-def test_the_forms_of_a_prompt(prompt: Any, expected: Any) -> None:
+def test_all_forms_of_a_prompt_are_read(prompt: Any, expected: Any) -> None:
     assert completion(prompt=prompt).prompts == expected
 
 
@@ -224,8 +226,8 @@ JSON = st.recursive(
 
 
 def accepted(request_type: type[SamplingFields], body: dict[str, Any], name: str) -> Any:
-    """The request, if this value of the field is accepted: then it must hold the value as it was sent, and a null must mean
-    the default. A refusal must be about this field, or about the request as a whole."""
+    """The request, or None if this value of the field is refused. Asserts that an accepted value is kept as it was sent, that null means
+    the default, and that a refusal is about this field or the request as a whole."""
     refused = refused_places(request_type, body)
     if refused is not None:
         assert refused <= {name}
@@ -242,19 +244,19 @@ def accepted(request_type: type[SamplingFields], body: dict[str, Any], name: str
 
 
 def sent_fields(request: SamplingFields) -> dict[str, Any]:
-    """The fields that the request was made with, under the names that clients know."""
+    """The fields that the request was made with, by the names that clients use."""
     return request.model_dump(by_alias=True, exclude_unset=True, warnings=False)
 
 
 def held(name: str, value: Any) -> Any:
-    """A value in the form that a request keeps it in."""
+    """A value in the form in which a request keeps it."""
     if name == "prompt":
         return [value] if isinstance(value, str) or (value and isinstance(value[0], int)) else value
     return {int(key): bias for key, bias in value.items()} if name == "logit_bias" and value is not None else value
 
 
 def as_param(name: str, value: Any) -> Any:
-    """A value in the form that SamplingParams keeps it in."""
+    """A value in the form in which SamplingParams keeps it."""
     if name == "stop" and isinstance(value, str):
         return (value,)
     if name == "top_k" and not 0 <= value < 2**31:
@@ -263,17 +265,17 @@ def as_param(name: str, value: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """JSON text by which values are compared: true is not 1, 1 is 1.0, NaN is NaN."""
+    """JSON text to compare values with: true differs from 1, 1 equals 1.0, and NaN equals NaN."""
     return json.dumps(json.loads(json.dumps(value), parse_int=float), sort_keys=True)
 
 
 @given(st.sampled_from(sorted(CompletionRequest.model_fields)), JSON)
-def test_a_value_that_is_accepted_is_kept(name: str, value: Any) -> None:
+def test_accepted_values_are_kept(name: str, value: Any) -> None:
     accepted(CompletionRequest, {"prompt": "hello", name: value}, name)
 
 
 @given(st.sampled_from(sorted(ChatRequest.model_fields)), JSON)
-def test_a_value_of_a_chat_that_is_accepted_reaches_the_template(name: str, value: Any) -> None:
+def test_accepted_values_of_a_chat_reach_the_template(name: str, value: Any) -> None:
     request = accepted(ChatRequest, {"messages": CHAT, name: value}, name)
     if request is not None:
         assert request.template_messages() == CHAT
@@ -305,7 +307,7 @@ def test_these_values_are_accepted(request_type: Any, name: str, value: Any) -> 
     assert accepted(request_type, {**body, name: value}, name) is not None
 
 
-def test_messages_as_templates_want_them() -> None:
+def test_messages_become_template_messages() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     body = chat(
         messages=[

@@ -1,4 +1,4 @@
-"""From deltas and outputs to answers, without a socket: chunks put together are the whole."""
+"""Deltas and outputs become answers, without a socket: joined chunks equal the whole answer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def entry(token: int) -> dict[int, Logprob]:
 
 
 def deltas_of(texts: Sequence[Pieces], output: RequestOutput, *, logprobs: bool = False) -> list[Delta]:
-    """Turn and turn about, the last one with the output."""
+    """Deltas of several texts in turn; the last one has the output."""
     rounds = max(map(len, texts))
     found = [
         Delta(
@@ -96,7 +96,7 @@ PIECES = st.lists(
 
 
 @given(st.lists(PIECES, min_size=1, max_size=3), st.booleans())
-def test_chunks_of_a_completion_make_the_whole(texts: list[Pieces], logprobs: bool) -> None:
+def test_chunks_of_a_completion_join_to_the_whole(texts: list[Pieces], logprobs: bool) -> None:
     body = CompletionRequest.model_validate(
         {"prompt": "hello", "n": len(texts), "logprobs": 1 if logprobs else None, "return_token_ids": True}
     )
@@ -114,7 +114,7 @@ def test_chunks_of_a_completion_make_the_whole(texts: list[Pieces], logprobs: bo
 
 
 @given(st.lists(PIECES, min_size=1, max_size=3))
-def test_chunks_of_a_chat_make_the_whole(texts: list[Pieces]) -> None:
+def test_chunks_of_a_chat_join_to_the_whole(texts: list[Pieces]) -> None:
     body = ChatRequest.model_validate(
         {"messages": [{"role": "user", "content": "x"}], "n": len(texts), "logprobs": True, "top_logprobs": 1}
     )
@@ -131,12 +131,12 @@ def test_chunks_of_a_chat_make_the_whole(texts: list[Pieces]) -> None:
         assert all(len(token.top_logprobs) == 1 and token.top_logprobs[0].logprob == -1.0 for token in shown)
 
 
-def test_a_part_of_a_character_is_no_chunk() -> None:
+def test_a_delta_without_text_is_no_chunk() -> None:
     body = CompletionRequest.model_validate({"prompt": "hello"})
     assert CompletionBuilder(body, HEAD, [""]).chunks(0, Delta(0, "", [1], [])) == []
 
 
-def test_prompts_and_texts_have_their_own_numbers() -> None:
+def test_choices_are_numbered_over_prompts_and_texts() -> None:
     body = CompletionRequest.model_validate({"prompt": ["a", "b"], "n": 2, "echo": True})
     writer = CompletionBuilder(body, HEAD, ["a", "b"])
     found: Any = [
@@ -147,7 +147,7 @@ def test_prompts_and_texts_have_their_own_numbers() -> None:
     assert again[0].choices[0].text == "y"
 
 
-def test_usage_and_metrics_come_last_and_only_when_asked_for() -> None:
+def test_usage_and_metrics_come_last_and_only_if_requested() -> None:
     output = output_of([[("a", [1, 2])], [("b", [3])]])
     plain = CompletionRequest.model_validate({"prompt": "a", "stream": True})
     assert CompletionBuilder(plain, HEAD, [""]).last_chunks([output]) == []
@@ -183,8 +183,8 @@ def test_times_of_several_prompts_are_the_shortest() -> None:
     assert metrics_of(timed[1:2] * 2)["time_in_queue"] is None
 
 
-def test_what_cannot_be_has_a_number_all_the_same() -> None:
-    """Minus infinity is no JSON."""
+def test_minus_infinity_is_sent_as_a_finite_logprob() -> None:
+    """JSON has no minus infinity."""
     never = {7: Logprob(-1.0, 1, "a"), 8: Logprob(-math.inf, 2, "b")}
     body = CompletionRequest.model_validate({"prompt": "a", "logprobs": 2})
     (chunk,) = CompletionBuilder(body, HEAD, [""]).chunks(0, Delta(0, "a", [7], [], None, None, [never]))
@@ -192,7 +192,7 @@ def test_what_cannot_be_has_a_number_all_the_same() -> None:
     assert shown["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -1.0, "b": -9999.0}]
 
 
-def test_what_is_not_there_is_left_out() -> None:
+def test_absent_fields_are_omitted() -> None:
     body = CompletionRequest.model_validate({"prompt": "a"})
     shown = CompletionBuilder(body, HEAD, [""]).response([output_of([[("a", [1])]])]).model_dump()
     assert "metrics" not in shown

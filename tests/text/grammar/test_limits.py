@@ -1,4 +1,4 @@
-"""What a hostile grammar may cost: it is refused or fails by itself, and nobody waits for it."""
+"""The cost of hostile grammars is limited: they are refused or fail alone, and do not delay other requests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ HOSTILE = {
     "deep rules": (StructuredOutputs(grammar=chain(9000)), "nested too deeply"),
     "deep references": (StructuredOutputs(json=nested_refs(1000)), "nested too deeply"),
     "long literal": (StructuredOutputs(grammar=f'start: "{"ab" * 20_000}"'), "same 40000 bytes"),
-    # which of its limits it meets first depends on how fast the machine is
+    # which limit it exceeds first depends on the speed of the machine
     "repetitions": (
         StructuredOutputs(regex="((a{1000}){1000}){1000}"),
         "more memory and time|MiB|1 s of processor time",
@@ -84,13 +84,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_takes_too_much_to_compile_is_refused_with_the_field_and_the_limit(
+def test_grammars_that_are_too_expensive_to_compile_are_refused_with_the_limit(
     name: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Compiled in this process, the deep ones would end it and two others would not return."""
+    """If compiled in this process, the deep ones would crash it and two others would not return."""
     form, why = HOSTILE[name]
     grammars = Grammars(tokenizer, [END], limits=GrammarLimits(compile_seconds=1))
-    for _ in range(2):  # the second time it is known
+    for _ in range(2):  # the second time the refusal is cached
         with pytest.raises(ForedraftError, match=why) as caught:
             grammars.compile(form)
         assert str(caught.value).startswith(f"structured_outputs.{form.kind}: ")
@@ -105,7 +105,7 @@ def test_memory_for_one_grammar_is_bounded(tokenizer: PreTrainedTokenizerBase) -
         Grammars(tokenizer, [END], limits=GrammarLimits(compile_bytes=2**20)).compile(many)
 
 
-def test_grammars_are_kept_by_their_memory(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_memory_of_cached_grammars_is_bounded(tokenizer: PreTrainedTokenizerBase) -> None:
     forms = [StructuredOutputs(choice=[f"{k} {i}" for i in range(2000)]) for k in range(6)]
     size = Grammars(tokenizer, [END]).compile(forms[0]).num_bytes
     few = Grammars(tokenizer, [END], limits=GrammarLimits(cache_bytes=int(2.8 * size)))
@@ -116,7 +116,7 @@ def test_grammars_are_kept_by_their_memory(tokenizer: PreTrainedTokenizerBase) -
     assert not few.is_known(forms[0])
 
 
-def test_a_grammar_that_has_grown_is_compiled_anew(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_grammar_that_has_grown_is_compiled_again(tokenizer: PreTrainedTokenizerBase) -> None:
     ticks = count()
     grammars = Grammars(tokenizer, [END], limits=GrammarLimits(clock=lambda: float(next(ticks)), worn_seconds=2.5))
     form = StructuredOutputs(regex="[a-z]*")
@@ -130,7 +130,7 @@ def test_a_grammar_that_has_grown_is_compiled_anew(tokenizer: PreTrainedTokenize
 
 
 @pytest.mark.parametrize("kind", ["regex", "grammar", "json", "choice"])
-def test_what_says_the_form_may_not_be_long(kind: str) -> None:
+def test_too_long_formats_are_refused(kind: str) -> None:
     long = "a" * 2**19 + "b"
     value = {"json": {"const": long}, "choice": [long]}.get(kind, long)
     with pytest.raises(ForedraftError, match=rf"structured_outputs.{kind} has \d+ bytes: at most 524288 are allowed"):
@@ -138,13 +138,13 @@ def test_what_says_the_form_may_not_be_long(kind: str) -> None:
 
 
 def walk_with_clock(tokenizer: PreTrainedTokenizerBase, **limits: float) -> GrammarWalk:
-    """Every mask takes a second of this clock."""
+    """A walk with a clock by which every mask takes a second."""
     ticks = count()
     known = GrammarLimits(clock=lambda: float(next(ticks)), **limits)  # type: ignore[arg-type]
     return Grammars(tokenizer, [END], limits=known).compile(StructuredOutputs(regex="[a-z]*")).start(0)
 
 
-def test_a_request_may_take_so_much_and_so_much_for_each_token(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_mask_time_is_limited_per_request_and_per_token(tokenizer: PreTrainedTokenizerBase) -> None:
     (letter,) = tokenizer.encode("a", add_special_tokens=False)
     walk = walk_with_clock(tokenizer, base_seconds=3.5, seconds_per_token=0.0)
     for length in range(4):
@@ -156,7 +156,7 @@ def test_a_request_may_take_so_much_and_so_much_for_each_token(tokenizer: PreTra
         free.allowed([letter] * length, [])
 
 
-def test_what_drafts_take_fails_no_request_and_ends_the_drafts(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_mask_time_for_drafts_ends_drafting_but_not_the_request(tokenizer: PreTrainedTokenizerBase) -> None:
     (a,), (b,) = (tokenizer.encode(letter, add_special_tokens=False) for letter in "ab")
     walk = walk_with_clock(tokenizer, base_seconds=3.5, seconds_per_token=0.0)
     num_drafts = 0
@@ -165,7 +165,7 @@ def test_what_drafts_take_fails_no_request_and_ends_the_drafts(tokenizer: PreTra
         walk.allowed([a], [a])
         num_drafts += 1
     assert 0 < num_drafts < 10
-    walk.allowed([a], [])  # what plain decoding has come to is one place
+    walk.allowed([a], [])  # plain decoding has only computed one mask so far
     walk.allowed([a, a], [])
 
 
@@ -177,7 +177,7 @@ def is_refused(walk: GrammarWalk, drafted: list[int]) -> bool:
     return False
 
 
-def test_limits_that_only_a_draft_meets_do_not_fail_the_text(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_limits_exceeded_only_in_a_draft_do_not_fail_the_text(tokenizer: PreTrainedTokenizerBase) -> None:
     form = StructuredOutputs(regex="c*|[ab]((a{1000}){1000}){1000}")
     walk = Grammars(tokenizer, [END]).compile(form).start(0)
     (c,), (b,), aa = (tokenizer.encode(text, add_special_tokens=False) for text in ("c", "b", "a" * 12))
@@ -187,7 +187,7 @@ def test_limits_that_only_a_draft_meets_do_not_fail_the_text(tokenizer: PreTrain
         assert bits[c]
 
 
-def test_an_ambiguous_grammar_fails_by_itself(llm: LLM) -> None:
+def test_an_ambiguous_grammar_fails_only_its_request(llm: LLM) -> None:
     (expected,) = llm.generate(STORY, GREEDY)
     hostile = SamplingParams(
         max_tokens=2000, temperature=1.0, seed=1, structured_outputs=AMBIGUOUS, logit_bias={0: -100}
@@ -199,8 +199,8 @@ def test_an_ambiguous_grammar_fails_by_itself(llm: LLM) -> None:
     assert first.token_ids == last.token_ids == expected.outputs[0].token_ids
 
 
-def test_who_compiles_keeps_nobody_waiting(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen that wait for their grammars: others run, with a grammar that is known or without."""
+def test_compiling_grammars_delays_no_other_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While sixteen requests wait for their grammars, others run, with a cached grammar or without one."""
     known = SamplingParams(max_tokens=5, structured_outputs=StructuredOutputs(choice=["known"]))
     llm.generate(STORY, known)
     (expected,) = llm.generate(STORY, GREEDY)
@@ -236,7 +236,7 @@ def test_who_compiles_keeps_nobody_waiting(llm: LLM, monkeypatch: pytest.MonkeyP
     assert "foredraft-engine" not in where
 
 
-def test_a_worker_that_was_killed_is_started_again(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_killed_worker_is_restarted(tokenizer: PreTrainedTokenizerBase) -> None:
     grammars = Grammars(tokenizer, [END])
     grammars.compile(StructuredOutputs(choice=["a"]))
     worker = grammars._trials._idle.queue[-1]

@@ -1,4 +1,4 @@
-"""Grammars and the walks of texts through them: a mask is a function of the output and of nothing else."""
+"""Grammars, and walks of texts through them: a mask is a function of the output alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def some_text(walk: GrammarWalk, picks: list[int]) -> list[int]:
-    """A text of the grammar's, by which of the allowed ids to take each time."""
+    """A text of the grammar. picks: which of the allowed ids to take at each step."""
     output: list[int] = []
     for pick in picks:
         allowed = np.flatnonzero(np.unpackbits(walk.allowed(PROMPT, output), bitorder="little"))
@@ -65,8 +65,8 @@ def some_text(walk: GrammarWalk, picks: list[int]) -> list[int]:
 
 
 def mask_violations(form: Grammar, picks: list[int], jumps: list[tuple[int, int, list[int]]]) -> int:
-    """One walk that is asked for places before and behind, with drafts of the text's own and of anything, against walks that
-    have seen nothing else. jumps: (length of the history, number of the text's tokens drafted, other tokens behind them)"""
+    """How often a walk that jumps back and forth, with drafts of right and wrong tokens, differs from new walks. jumps: (length of the
+    history, number of the text's tokens drafted, other draft tokens after them)"""
     used, count = form.start(len(PROMPT)), 0
     text = some_text(form.start(len(PROMPT)), picks)
     for place, num_drafted, others in jumps:
@@ -97,7 +97,7 @@ def test_a_mask_along_a_draft_is_the_mask_from_scratch(
 BACK_AND_FORTH = [(3, 4, []), (3, 1, []), (2, 2, [9]), (5, 0, []), (1, 3, []), (0, 0, [])]
 
 
-def test_a_walk_that_does_not_come_back_with_the_draft_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_that_does_not_roll_back_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     picks = [7, 1, 5, 3, 2, 9, 4]
     assert mask_violations(grammar("json"), picks, BACK_AND_FORTH) == 0
 
@@ -108,7 +108,7 @@ def test_a_walk_that_does_not_come_back_with_the_draft_is_found(monkeypatch: pyt
     assert mask_violations(grammar("json"), picks, BACK_AND_FORTH) > 0
 
 
-def test_a_walk_that_keeps_the_masks_of_a_rejected_draft_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_that_keeps_the_masks_of_a_rejected_draft_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = GrammarWalk._roll_back
 
     def keep_masks(self: GrammarWalk, place: int) -> None:
@@ -134,7 +134,7 @@ def test_a_walk_that_keeps_the_masks_of_a_rejected_draft_is_found(monkeypatch: p
 @pytest.mark.parametrize("name", FORMS)
 @given(picks=picks)
 @settings(max_examples=20, deadline=None)
-def test_forced_tokens_are_all_that_may_come(name: str, picks: list[int]) -> None:
+def test_forced_tokens_are_the_only_allowed_ones(name: str, picks: list[int]) -> None:
     walk = grammar(name).start(len(PROMPT))
     text = some_text(walk, picks)
     history = PROMPT + [token for token in text if token != END]
@@ -160,8 +160,8 @@ def test_forced_tokens_are_all_that_may_come(name: str, picks: list[int]) -> Non
         ("grammar", "(1+2)+3"),
     ],
 )
-def test_a_text_of_the_form_may_be_written_and_then_end(name: str, text: str) -> None:
-    """Byte by byte at least: where the grammar forces some text it allows one way of writing that."""
+def test_a_valid_text_can_be_written_and_may_then_end(name: str, text: str) -> None:
+    """Byte by byte at least: for text that the grammar forces, it allows only one tokenization."""
     walk, output = grammar(name).start(0), []
     while (written := tokenizer().decode(output)) != text:
         allowed = np.flatnonzero(np.unpackbits(walk.allowed([], output), bitorder="little"))
@@ -183,14 +183,14 @@ def test_an_unfinished_text_may_not_end(name: str, text: str) -> None:
     assert not has_id(walk.allowed([], output), END)
 
 
-def test_behind_the_end_and_behind_what_is_refused_only_the_end_may_come() -> None:
+def test_after_the_end_or_a_refused_token_only_the_end_is_allowed() -> None:
     walk = grammar("choice").start(0)
     for output in ([*ids_of("no"), 9], [END], [END, 9], [4095], [10**6], [*ids_of("yes"), END, END]):
         assert only_id(walk.allowed([], output)) == END
     assert walk.num_allowed([], [*ids_of("yes"), END, END]) == len(ids_of("yes")) + 1
 
 
-def test_two_texts_of_one_grammar_do_not_meet() -> None:
+def test_two_texts_of_one_grammar_are_independent() -> None:
     form = grammar("choice")
     one, other = form.start(0), form.start(0)
     before = other.allowed([], []).copy()
@@ -198,7 +198,7 @@ def test_two_texts_of_one_grammar_do_not_meet() -> None:
     assert np.array_equal(other.allowed([], []), before)
 
 
-def test_a_grammar_is_compiled_once_and_the_oldest_is_given_up() -> None:
+def test_a_grammar_is_compiled_once_and_the_least_recently_used_is_evicted() -> None:
     few = Grammars(tokenizer(), [END], capacity=2)
     a, b, c = (StructuredOutputs(regex=letter) for letter in "abc")
     first = few.compile(a)
@@ -248,9 +248,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "form"), REFUSED, ids=[f"{n}{i}" for i, (n, _) in enumerate(REFUSED)])
-def test_what_cannot_be_honoured_is_refused_in_one_line_that_names_the_field(
-    name: str, form: StructuredOutputs
-) -> None:
+def test_unsupported_formats_are_refused_in_one_line_that_names_the_field(name: str, form: StructuredOutputs) -> None:
     with pytest.raises(ForedraftError) as caught:
         grammars().compile(form)
     assert str(caught.value).startswith(f"structured_outputs.{name}: ")
@@ -262,8 +260,8 @@ BOMBS = ["b?((a{1000}){1000}){1000}", "([ab](c{1000}){1000}){1000}"]
 
 
 @pytest.mark.parametrize("regex", BOMBS)
-def test_a_bomb_that_goes_off_later_ends_its_own_text_only(regex: str) -> None:
-    """The texts of one grammar share what is worked out about it; another one, and a later one, are not disturbed."""
+def test_a_grammar_that_explodes_later_ends_only_its_own_text(regex: str) -> None:
+    """Texts of one grammar share its lazily computed states; other texts, and later ones, are not affected."""
     form = grammars().compile(StructuredOutputs(regex=regex))
     walk, other, output = form.start(0), form.start(0), list[int]()
     before = other.allowed([], []).copy()
@@ -279,8 +277,8 @@ def test_a_bomb_that_goes_off_later_ends_its_own_text_only(regex: str) -> None:
         assert still_good.num_allowed([], output[:1]) == 1
 
 
-def test_limits_met_never_look_like_the_end_of_a_text() -> None:
-    """Asked again about what comes before, a walk says the same or fails: it never refuses a token that may come."""
+def test_exceeded_limits_never_look_like_the_end_of_a_text() -> None:
+    """For earlier positions the walk then gives the same result or fails: it never refuses an allowed token."""
     walk = grammars().compile(StructuredOutputs(regex="[bc]((a{1000}){1000}){1000}")).start(0)
     output = [*ids_of("b"), *ids_of("aa") * 6]
     for last in (3, 6, 3, 6):
@@ -292,14 +290,14 @@ def test_limits_met_never_look_like_the_end_of_a_text() -> None:
                 assert walk.num_allowed([], output[:last]) == last
 
 
-def test_a_tokenizer_that_names_no_end_is_refused() -> None:
+def test_a_tokenizer_without_an_end_token_is_refused() -> None:
     with pytest.raises(ForedraftError, match="end-of-sequence"):
         Grammars(tokenizer(), []).compile(FORMS["json"])
 
 
 @given(picks=st.lists(st.integers(0, 2**30), min_size=80, max_size=80))
 @settings(max_examples=30, deadline=None)
-def test_whatever_is_taken_of_what_may_come_satisfies_the_schema(picks: list[int]) -> None:
+def test_any_choice_of_allowed_tokens_satisfies_the_schema(picks: list[int]) -> None:
     walk = grammar("json").start(len(PROMPT))
     text = some_text(walk, picks)
     assert walk.num_allowed(PROMPT, text) == len(text)

@@ -1,4 +1,4 @@
-"""Checkpoints to GGUF and back: the same weights, and a model that computes the same."""
+"""Converting checkpoints to GGUF and back gives the same weights, and a model that computes the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TARGET = EMBEDDED / "target"
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """The embedded target, every weight in bfloat16."""
+    """The embedded target, with every weight in bfloat16."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     for file in TARGET.iterdir():
@@ -32,7 +32,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-def test_rows_go_to_neighbouring_pairs_and_back(heads: int) -> None:
+def test_rows_are_permuted_to_neighbouring_pairs_and_back(heads: int) -> None:
     weight = torch.arange(8 * 3).reshape(8, 3)
     there = torch.from_numpy(interleave(weight.numpy(), heads).copy())
     assert torch.equal(deinterleave(there, heads), weight)
@@ -41,7 +41,7 @@ def test_rows_go_to_neighbouring_pairs_and_back(heads: int) -> None:
 
 
 @pytest.mark.slow
-def test_there_and_back_is_the_same_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_round_trip_gives_the_same_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "model.gguf", "bf16")
     dequantise(tmp_path / "model.gguf", tmp_path / "back")
     before, after = load_file(checkpoint / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
@@ -50,7 +50,7 @@ def test_there_and_back_is_the_same_checkpoint(checkpoint: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_what_comes_back_computes_the_same(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_converted_checkpoint_computes_the_same(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "model.gguf", "bf16")
     dequantise(tmp_path / "model.gguf", tmp_path / "back")
     ids = AutoTokenizer.from_pretrained(checkpoint)("def area(width, height):", return_tensors="pt")["input_ids"]
@@ -62,7 +62,7 @@ def test_what_comes_back_computes_the_same(checkpoint: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_eight_bits_are_near(checkpoint: Path, tmp_path: Path) -> None:
+def test_eight_bit_weights_are_close(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "model.gguf", "q8_0")
     dequantise(tmp_path / "model.gguf", tmp_path / "back")
     before, after = load_file(checkpoint / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
@@ -87,6 +87,6 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
         dequantise(tmp_path / "qwen.gguf", tmp_path / "back")
 
 
-def test_the_end_in_the_file_is_a_token_that_no_text_has() -> None:
+def test_the_end_id_in_the_file_is_in_no_text() -> None:
     assert unwritten_token({0, 1, 2, 3}, {"bos_token_id": 0, "eos_token_id": 0}) == 3
     assert unwritten_token({0, 1, 2, 3}, {"bos_token_id": 1, "eos_token_id": [2, 3]}) == 0

@@ -36,5 +36,5 @@ def test_instructions_are_read_from_the_processors_flags(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("instructions", "is_enough"), [({"avx2", "fma"}, True), ({"avx2", "avx512f"}, False), ({"avx_vnni"}, False)]
 )
-def test_a_wheel_that_stops_at_avx2_is_used_where_the_processor_does(instructions: set[str], is_enough: bool) -> None:
+def test_the_avx2_wheel_is_used_on_processors_without_more(instructions: set[str], is_enough: bool) -> None:
     assert wheel_is_enough(instructions) == is_enough
