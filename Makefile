@@ -4,9 +4,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-# make test SLOW=1 runs the slow tests too; make test PYTEST_ARGS="-k ngram" hands pytest anything else.
-# The test files are shared out among WORKERS processes (auto: one for each processor, at most 8), each of which computes
-# with THREADS threads; tests of threads set their number themselves. PYTEST_ARGS="-n 0" runs all tests in one process.
+# make test SLOW=1 runs the slow tests too; make test PYTEST_ARGS="-k ngram" passes further options to pytest.
+# WORKERS processes (auto: one per processor, at most 8) share the test files, and each computes with THREADS threads;
+# tests of threads set the number themselves. PYTEST_ARGS="-n 0" runs all tests in one process.
 SLOW ?=
 PYTEST_ARGS ?=
 WORKERS ?= auto
@@ -20,15 +20,15 @@ MODEL ?=
 help:
 	@echo "make demo     speculative decoding with the embedded pair of models (MODEL=...: with that model)"
 	@echo "make models   fetch two real models into models/ (or \$$FOREDRAFT_REAL_MODELS), 350 MB"
-	@echo "make test     the tests (SLOW=1: the slow ones too; WORKERS=...: processes; PYTEST_ARGS=...: more for pytest)"
+	@echo "make test     the tests (SLOW=1: the slow ones too; WORKERS=...: processes; PYTEST_ARGS=...: options for pytest)"
 	@echo "make check    formatting, lint and types"
-	@echo "make format   format and mend what can be mended"
+	@echo "make format   format, and fix what can be fixed automatically"
 	@echo "make setup    only the virtual environment, $(VENV)"
 	@echo "make clean    remove $(VENV), caches and build outputs"
 
 setup: $(STAMP)
 
-# torch goes first and alone: once the pinned one is there, the range in pyproject.toml is satisfied by it.
+# torch is installed first and alone, so that the pinned version satisfies the range in pyproject.toml.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("foredraft needs Python 3.11 or newer; this is %s (choose another: make PYTHON=...)" % sys.version.split()[0])'
 	@echo "Setting up $(VENV): a few minutes, once"
