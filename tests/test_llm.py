@@ -453,7 +453,7 @@ def test_the_final_message_can_be_continued(llm: LLM) -> None:
         assert llm.tokenizer.decode(output.prompt_token_ids).endswith(end)
     for messages, more, words in (
         (talk, {"add_generation_prompt": True}, "mutually exclusive"),
-        (talk[:1], {}, "of the assistant"),
+        (talk[:1], {}, "to be the assistant's"),
         ([*talk, {"role": "assistant", "content": " "}], {}, "with text"),
         ([*talk, {"role": "assistant", "content": None}], {}, "must be a string"),
     ):

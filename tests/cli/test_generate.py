@@ -47,7 +47,7 @@ def test_a_format_can_be_given_on_the_command_line(
         (["--regex", "(a"], ["structured_outputs.regex"]),
         (["--json-schema", '{"type": "strng"}'], ["structured_outputs.json", "strng"]),
         (["--json-schema", "nowhere.json"], ["nowhere.json", "cannot be read"]),
-        (["--json-schema", "{"], ["structured_outputs.json", "no JSON"]),
+        (["--json-schema", "{"], ["structured_outputs.json", "not valid JSON"]),
         (["--grammar", "nowhere.lark"], ["nowhere.lark", "cannot be read"]),
         (["--choice", "a", "--regex", "b"], ["--regex", "--choice", "one form"]),
         (["--choice", ""], ["structured_outputs.choice"]),

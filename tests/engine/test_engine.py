@@ -512,7 +512,7 @@ def test_a_drafter_that_breaks_the_contract_is_named_and_cools_down(
     assert sequence.output_ids == bench.plain(PROMPTS[0], params(4, **GREEDY))
     (record,) = caplog.records
     assert "drafter Dishonest failed: Dishonest proposed" in record.getMessage()
-    assert "not asked for the next 32 steps" in record.getMessage()
+    assert "not used for the next 32 steps" in record.getMessage()
 
 
 def test_the_context_is_filled_to_its_last_token(bench: Bench) -> None:

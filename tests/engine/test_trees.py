@@ -311,7 +311,7 @@ def test_bad_tree_options_are_refused() -> None:
     for paths in ([], "[[0]]", "wide", [[]], [0], [[-1]], [[True]], [["0"]]):
         with pytest.raises(ForedraftError, match='speculative_token_tree must be "auto", "none" or a list'):
             LLM(speculative_token_tree=paths)  # type: ignore[arg-type]
-    with pytest.raises(ForedraftError, match=r"a tree with the path \(1, 0\) must have \(1,\)"):
+    with pytest.raises(ForedraftError, match=r"a tree with the path \(1, 0\) must also have \(1,\)"):
         LLM(speculative_token_tree=[[0], [1, 0]])
     with pytest.raises(ForedraftError, match='speculative_tokens cannot be "auto"'):
         LLM(speculative_token_tree=[[0], [1]], speculative_tokens="auto")

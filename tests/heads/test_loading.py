@@ -87,7 +87,7 @@ def test_sharded_weights_are_loaded(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert load_head(str(folder), TARGET).tensors.keys() == load(case, tmp_path / "whole").tensors.keys()
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors is missing"):
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors, which its index lists, is missing"):
         load_head(str(folder), TARGET)
 
 

@@ -158,7 +158,7 @@ def test_the_final_message_can_be_continued(client: openai.OpenAI, server: Runni
     ("messages", "more", "words"),
     [
         (TALK, {"add_generation_prompt": True}, "mutually exclusive"),
-        (TALK[:1], {}, "of the assistant"),
+        (TALK[:1], {}, "to be the assistant's"),
         ([*TALK[:1], {"role": "assistant", "content": ""}], {}, "with content"),
         (TALK, {"chat_template_kwargs": {"continue_final_message": True}}, "must not contain"),
     ],

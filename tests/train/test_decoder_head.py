@@ -115,7 +115,10 @@ def test_a_decoder_for_a_bfloat16_target_is_trained_and_drafts(toy_t5: Path, pai
 
 
 def test_it_is_only_for_encoder_decoders(toy: Path, toy_t5: Path, text: Path, tmp_path: Path) -> None:
-    for target, message in ((toy, "is a decoder-only model, and heads of this kind are for"), (toy_t5, "give --pairs")):
+    for target, message in (
+        (toy, "is a decoder-only model, but heads of this kind are for encoder-decoders"),
+        (toy_t5, "give --pairs"),
+    ):
         out = tmp_path / target.name
         given = ("head", "--kind", "decoder", "--target", target, "--data", text, "--out", out, "--steps", "1")
         result = CliRunner().invoke(app, ["train", *(str(arg) for arg in (*given, *QUICK))])
