@@ -27,6 +27,7 @@ from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.pairs import PairReader, padded_pairs, start_id_of
 from foredraft.train.recipe import Recipe
 from foredraft.train.students import copy_weights, spread_layers
+from foredraft.train.unrolled_drafts import ROW_MULTIPLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,18 @@ class DecoderDistillation:
         sources = [TokenSource(tuple(row[row != IGNORED].tolist())) for row in halves[0]]
         start_id = start_id_of(self.target.hf.config)
         texts = [[start_id, *row[: length - 1].tolist()] for row, length in zip(halves[1], text_lens, strict=True)]
-        cache = self.target.scratch_cache(list(text_lens), sources=sources, keeps_encoded=True)
-        logits = self.target.read([Read(i, text, len(text)) for i, text in enumerate(texts)], cache)
-        found = [source.encoded for i in range(len(texts)) if (source := cache.source(i)) is not None]
+        num_pairs, num_rows = len(texts), sum(text_lens)
+        # one more pair, so that products have a multiple of ROW_MULTIPLE rows
+        sources.append(TokenSource((start_id,) * _missing_rows(sum(map(len, sources)))))
+        texts.append([start_id] * _missing_rows(num_rows))
+        cache = self.target.scratch_cache([len(text) for text in texts], sources=sources, keeps_encoded=True)
+        logits = self.target.read([Read(i, text, len(text)) for i, text in enumerate(texts)], cache)[:num_rows]
+        found = [source.encoded for i in range(num_pairs) if (source := cache.source(i)) is not None]
         encoded = [rows for rows in found if rows is not None]
         padded = torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True).float()
         return functional.pad(padded, (0, 0, 0, source_len - padded.shape[1])), logits.float()
+
+
+def _missing_rows(num_rows: int) -> int:
+    """At least one more, up to a multiple of ROW_MULTIPLE."""
+    return ROW_MULTIPLE - num_rows % ROW_MULTIPLE
