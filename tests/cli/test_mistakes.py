@@ -194,3 +194,13 @@ def test_a_full_disk_loses_the_trace_but_not_the_text() -> None:
     (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert "/dev/full" in warning
     assert "No space left" in warning
+
+
+def test_a_benchmark_that_cannot_load_its_model_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "nothing"}')
+    monkeypatch.chdir(tmp_path)
+    assert_refused(run("bench", "--model", tmp_path / "model"))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -17,7 +17,7 @@ from foredraft.cli.inputs import parse_budget
 from foredraft.cli.models import WITHOUT_DRAFTER, ModelOptions
 from foredraft.cli.options import JsonOption
 from foredraft.cli.workload import MeasuringOptions, WorkloadOptions
-from foredraft.utils.folders import make_directory
+from foredraft.utils.folders import report_directory
 
 if TYPE_CHECKING:
     from foredraft.bench import Configuration
@@ -93,16 +93,18 @@ def bench(
     models.follow()
     configurations, questions = runs.configurations(), workload.read(of_sources=models.is_encoder_decoder)
     directory = runs.directory
-    make_directory(directory)
-    llm = models.load()
-    from foredraft.bench import run_bench
-    from foredraft.bench.report import as_dict, write_report
-    from foredraft.cli.render.measurement import print_bench
-    from foredraft.cli.render.progress import share_bar
+    with report_directory(directory):
+        llm = models.load()
+        from foredraft.bench import run_bench
+        from foredraft.bench.report import as_dict, write_report
+        from foredraft.cli.render.measurement import print_bench
+        from foredraft.cli.render.progress import share_bar
 
-    with share_bar("measuring") as show:
-        result = run_bench(llm, configurations, questions, params, budget=seconds, repeats=runs.repeats, progress=show)
-    write_report(result, directory)
+        with share_bar("measuring") as show:
+            result = run_bench(
+                llm, configurations, questions, params, budget=seconds, repeats=runs.repeats, progress=show
+            )
+        write_report(result, directory)
     if as_json:
         typer.echo(json.dumps(as_dict(result)))
     else:

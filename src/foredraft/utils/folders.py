@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foredraft.errors import ForedraftError
@@ -39,3 +40,17 @@ def make_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ForedraftError(f"{directory}: cannot be used as the report's directory: {error.strerror}") from None
+
+
+@contextmanager
+def report_directory(directory: Path) -> Iterator[None]:
+    """See make_directory. A new directory is removed again if the body raises before anything is written to it."""
+    is_new = not directory.exists()
+    make_directory(directory)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty
+            if is_new:
+                directory.rmdir()
+        raise
