@@ -69,7 +69,7 @@ class RemoteDrafter:
         return Pending([], lambda _: self._proposal(requests, self._answered(rows)))
 
     def forget(self, seq_ids: list[int]) -> None:
-        """Forget these sequences. The server is told with the next request."""
+        """Forget these sequences. The next request informs the server."""
         self._forgotten += [seq_id for seq_id in seq_ids if self._histories.forget(seq_id)]
         del self._forgotten[:-MOST_ROWS]  # a server forgets unused sequences by itself
 

@@ -17,7 +17,7 @@ from foredraft.model.checkpoint import raw_config
 TITLE, VERSION = "MAX", "26.7"
 
 SAMPLED = (
-    "MAX drafts greedily and compares drafts with a sample unless it is told otherwise; if it is told to sample its drafts, "
+    "MAX drafts greedily and compares drafts with a sample unless it is configured otherwise; if configured to sample, "
     "it stops at startup for an architecture that cannot."
 )
 PENALTIES = "MAX ignores presence, frequency and repetition penalties while it speculates, with a warning."

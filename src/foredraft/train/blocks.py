@@ -17,6 +17,8 @@ from foredraft.text.tokenizing import encode_prompt
 
 IGNORED = -100
 """The next id of a position without a next token, or whose next token is given. Such positions count in no loss."""
+ROW_MULTIPLE = 64
+"""Matrix products have a multiple of this many rows, because PyTorch compiles and keeps one for every number of rows."""
 _MAX_ORDERS = 16
 """Orders that are cached: those of this epoch and the next, for each set of blocks."""
 

@@ -20,14 +20,13 @@ from foredraft.engine.sources import TokenSource
 from foredraft.errors import ForedraftError
 from foredraft.heads.decoder_draft import decoder_to_train, new_decoder, num_decoder_layers, save_decoder
 from foredraft.model import LanguageModel, Read
-from foredraft.train.blocks import IGNORED
+from foredraft.train.blocks import IGNORED, ROW_MULTIPLE
 from foredraft.train.head_kinds import MakeObjective
 from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.pairs import PairReader, padded_pairs, start_id_of
 from foredraft.train.recipe import Recipe
 from foredraft.train.students import copy_weights, spread_layers
-from foredraft.train.unrolled_drafts import ROW_MULTIPLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,8 @@ from foredraft.heads import EagleHead, TargetEnds
 from foredraft.heads.unrolled import unroll_states
 from foredraft.model import LanguageModel
 from foredraft.model.taps import FINAL_NORM
-from foredraft.train.blocks import IGNORED
+from foredraft.train.blocks import IGNORED, ROW_MULTIPLE
 from foredraft.train.losses import DistillationLoss, LossSums, TargetDistribution
-
-ROW_MULTIPLE = 64
-"""Matrix products have a multiple of this many rows, because PyTorch compiles and keeps one for every number of rows."""
 
 
 class TargetStates:
