@@ -85,7 +85,7 @@ def test_forecasts_are_calibrated_in_every_bucket() -> None:
                 emitted[bucket] += 1 + num_accepted
                 count[bucket] += 1
             acceptance.record(bucket, 4, 4, num_accepted)
-            history.record(num_accepted, min(4, num_accepted + 1), now, acceptance.mean_rate)
+            history.record(num_accepted, min(4, num_accepted + 1), now, acceptance)
     seen = [bucket for bucket in range(NUM_BUCKETS) if count[bucket] > 500]
     assert len(seen) >= 2
     for bucket in seen:
@@ -100,7 +100,7 @@ def test_texts_with_high_and_low_acceptance_get_different_forecasts() -> None:
         for rate, history in zip(rates, histories, strict=True):
             num_accepted = accepted(chance, [rate] * 4, 4)
             acceptance.record(history.bucket(now), 4, 4, num_accepted)
-            history.record(num_accepted, min(4, num_accepted + 1), now, acceptance.mean_rate)
+            history.record(num_accepted, min(4, num_accepted + 1), now, acceptance)
     good, bad = (acceptance.forecast(history.bucket(500)).num_tokens[4] for history in histories)
     assert good > 3.5
     assert bad < 2.0
@@ -140,11 +140,11 @@ def test_the_level_of_a_text_is_the_prior_of_its_bucket() -> None:
     acceptance, history = AcceptanceEstimator(MAX_DRAFT), AcceptanceHistory()
     for now in range(100):
         acceptance.record(history.bucket(now), 4, 4, 4)
-        history.record(4, 4, now, acceptance.mean_rate)
+        history.record(4, 4, now, acceptance)
     levels = [acceptance.forecast(bucket).num_tokens[4] for bucket in range(max(NEW, STALE) + 1, NUM_BUCKETS)]
     assert levels == sorted(levels)
     for now in range(100, 108):
-        history.record(0, 1, now, acceptance.mean_rate)
+        history.record(0, 1, now, acceptance)
     assert acceptance.forecast(history.bucket(108)).num_tokens[4] < 1.5
     acceptance.record(history.bucket(108), 4, 4, 0)
     assert acceptance.forecast(history.bucket(108)).num_tokens[4] < 1.5
@@ -156,10 +156,10 @@ def test_one_rejected_draft_does_not_condemn_a_text_if_most_are_accepted() -> No
         acceptance.record(NEW, 1, 1, 1)
     for _ in range(30):
         acceptance.record(NEW, 1, 1, 0)
-    new.record(0, 1, 1, acceptance.mean_rate)
+    new.record(0, 1, 1, acceptance)
     assert acceptance.forecast(new.bucket(1)).num_tokens[1] > 1.2
     for now in range(8):
-        bad.record(0, 1, now, acceptance.mean_rate)
+        bad.record(0, 1, now, acceptance)
     assert acceptance.forecast(bad.bucket(8)).num_tokens[1] < 1.1
 
 
@@ -174,10 +174,11 @@ def test_the_mean_rate_is_that_of_all_texts_and_optimistic_at_first() -> None:
 def test_the_bucket_of_a_text() -> None:
     history = AcceptanceHistory()
     assert history.bucket(0) == history.bucket(1000) == NEW
-    history.record(4, 4, 10, 0.5)
+    estimator = AcceptanceEstimator(4)
+    history.record(4, 4, 10, estimator)
     well = history.bucket(11)
     assert well not in (NEW, STALE)
     for now in range(11, 31):
-        history.record(0, 1, now, 0.5)
+        history.record(0, 1, now, estimator)
     assert history.bucket(31) < well
     assert history.bucket(1000) == STALE  # whatever the score was: nothing was drafted for a long time

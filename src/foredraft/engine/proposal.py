@@ -51,9 +51,10 @@ class Features:
         return Features(self.rows, by_tap[[taps.index(tap) for tap in wanted]].flatten())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftRequest:
-    """What a drafter may know about one sequence.
+    """What a drafter may know about one sequence. Read-only, although not frozen: to make a frozen one takes several times as long, for
+    every sequence and step.
 
     tokens: the history, followed by num_forced tokens that the sampler's constraint forces (they will be accepted); read-only. The
         last one is the pending token.

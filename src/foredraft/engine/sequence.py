@@ -133,6 +133,10 @@ class TokenSequence:
             self.finish_reason = "length"
         return len(kept)
 
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append tokens that another engine wrote, which applies its own stop rules and keeps its own statistics."""
+        self.tokens.extend(ids)
+
     def finish(self, reason: str, error: str | None = None) -> None:
         self.finish_reason = self.finish_reason or reason
         self.error = self.error or error

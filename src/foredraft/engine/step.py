@@ -16,12 +16,12 @@ from foredraft.engine.token_tree import ROOT, TreeShape, depths_of
 from foredraft.sampling import NO_FAILURES, Failures, select
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledSequence:
     """One sequence's part in a step: read its next num_unread tokens and, if these include its pending token (`scores`), at most
     max_draft draft tokens after it, from the drafter of this name. num_read: how many of its tokens the cache held when the step was
     planned. shape: of the draft, see DraftRequest. num_source: the number of tokens of its source, if the encoder has yet to read
-    them."""
+    them. Read-only, and not frozen for the same reason as DraftRequest."""
 
     sequence: TokenSequence
     num_unread: int

@@ -58,10 +58,10 @@ class AcceptanceHistory:
             return STALE
         return _FIRST_LEVEL + bisect_right(_LEVELS, self.score)
 
-    def record(self, num_accepted: int, num_evaluated: int, step: int, mean_rate: float) -> None:
-        """Count one draft. mean_rate: AcceptanceEstimator.mean_rate before it."""
+    def record(self, num_accepted: int, num_evaluated: int, step: int, estimator: AcceptanceEstimator) -> None:
+        """Count one draft. estimator: of its drafter, which has not counted it yet."""
         rate = num_accepted / num_evaluated
-        before = mean_rate if self.score is None else self.score
+        before = estimator.mean_rate if self.score is None else self.score
         weight = _FIRST_SCORE_RATE if self.bucket(step) in (NEW, STALE) else _SCORE_RATE
         self.score = before + weight * (rate - before)
         self.last_draft = step

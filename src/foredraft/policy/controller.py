@@ -200,7 +200,7 @@ class Controller:
         history = self._states.of(item.sequence).histories[item.drafter]
         num_accepted = min(outcome.num_accepted, num_kept)
         acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
-        history.record(num_accepted, min(item.max_draft, num_accepted + 1), self._step, acceptance.mean_rate)
+        history.record(num_accepted, min(item.max_draft, num_accepted + 1), self._step, acceptance)
         acceptance.record(bucket, item.max_draft, num_counted(item, outcome), num_accepted)
 
     def _count_tree(self, item: ScheduledSequence, shape: TreeShape, outcome: Outcome, num_kept: int) -> None:
@@ -211,7 +211,7 @@ class Controller:
         # nodes that were wanted but not drafted count as rejected; a drafter that has moved rows may have drafted more
         pairs = zip_longest(shape.fans(ranks), outcome.fans[: num_kept + 1], fillvalue=0)
         fans = [max(pair) for pair in pairs]
-        history.record(ranks.count(0), len(fans), self._step, acceptance.mean_rate)
+        history.record(ranks.count(0), len(fans), self._step, acceptance)
         self._trees[item.drafter].record(bucket, fans, ranks, len(shape), num_counted(item, outcome))
         if not item.sequence.sampler.draws:
             length = shape.first_branch

@@ -133,14 +133,15 @@ class CostModel:
         """depth: the largest budget, or the levels of the deepest tree. num_missed: the tokens that the drafter had to read besides
         those of the last step."""
         curve = self._draft_curve(_DraftKind(drafter, sampled, is_tree))
+        if not num_missed:
+            curve.add(num_requests, depth, seconds)
+            return
         expected = curve.at(num_requests, depth)
-        if num_missed and expected is not None:
-            samples = self._reading.setdefault(drafter, deque(maxlen=MAX_SAMPLES))
-            samples.append(max(seconds - expected, 0.0) / num_missed)
-        elif num_missed:  # an upper bound, as if drafting had taken no time
+        if expected is None:  # an upper bound, as if drafting had taken no time
             self._reading_bounds[drafter] = min(seconds / num_missed, self._reading_bounds.get(drafter, math.inf))
         else:
-            curve.add(num_requests, depth, seconds)
+            samples = self._reading.setdefault(drafter, deque(maxlen=MAX_SAMPLES))
+            samples.append(max(seconds - expected, 0.0) / num_missed)
 
     def step_time(self, num_sequences: int, num_rows: float, *, sampled: bool, is_tree: bool = False) -> float | None:
         """The undisturbed time of such a step; None if no step of this kind was measured."""

@@ -116,7 +116,7 @@ class Texts:
 
     def _read_on(self, text: _Text, history: NDArray[np.int32]) -> Row:
         new_ids = history[len(text.sequence.tokens) :].tolist()
-        text.sequence.commit(new_ids, len(new_ids))
+        text.sequence.extend(new_ids)
         text.tail, text.last_seen = _tail(history, len(history)), self._call
         return Row(text.sequence, new_ids)
 
