@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 def measured(args: argparse.Namespace, kind: tuple[str, ...], dtype: str) -> dict[str, int]:
-    """-> predicted ("foretold") and measured memory, in bytes"""
+    """-> predicted and measured memory, in bytes"""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "foredraft.cli", "train", "head", "--target", str(args.target), *kind),
@@ -54,12 +54,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--kinds", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
     args = parser.parse_args()
-    print("| head | products | foretold, MiB | measured, MiB | off by |\n|---|---|---|---|---|", flush=True)
+    print("| head | products | predicted, MiB | measured, MiB | off by |\n|---|---|---|---|---|", flush=True)
     for name in args.kinds:
         for dtype in ("float32", "bfloat16"):
             memory = measured(args, SETTINGS[name], dtype)
-            off = memory["foretold"] / memory["measured"] - 1
-            mebibytes = [f"{memory[key] / 2**20:.0f}" for key in ("foretold", "measured")]
+            off = memory["predicted"] / memory["measured"] - 1
+            mebibytes = [f"{memory[key] / 2**20:.0f}" for key in ("predicted", "measured")]
             print(f"| {name} | {dtype} | {' | '.join(mebibytes)} | {off:+.1%} |", flush=True)
 
 

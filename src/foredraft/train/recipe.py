@@ -139,7 +139,7 @@ class Recipe:
 class MemoryUse:
     """The peak memory of the process, in bytes: as predicted before the first step, and as measured at the end."""
 
-    foretold: int
+    predicted: int
     measured: int
 
 

@@ -148,5 +148,5 @@ def report(outcome: Outcome, out: Path, as_json: bool) -> None:
         typer.echo(f"{kind}: acceptance {acceptance:.3f} (before: {before:.3f}), loss {last.loss[kind]:.3f}")
     typer.echo(f"{outcome.step} steps, {outcome.num_parameters} parameters; model: {out}")
     if outcome.memory is not None:
-        measured, foretold = bytes_text(outcome.memory.measured), bytes_text(outcome.memory.foretold)
-        typer.echo(f"memory: {measured} at most (predicted: {foretold})")
+        measured, predicted = bytes_text(outcome.memory.measured), bytes_text(outcome.memory.predicted)
+        typer.echo(f"memory: {measured} at most (predicted: {predicted})")
