@@ -32,7 +32,7 @@ VOCAB_SIZE, CONTEXT, TOKEN = 96, 8192, 7
 class Idle(DeviceStackBody):
     """A body whose passes take no time on the device."""
 
-    def _compute(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
+    def _compute(self, inputs: Inputs, vocab_size: int, taps: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
         bucket = inputs.bucket
         law = torch.zeros(VOCAB_SIZE).index_fill_(0, torch.tensor([TOKEN]), 1.0)
         if not bucket.depth:

@@ -22,14 +22,17 @@ from foredraft.kernels import CacheSpan, StackBatch
 CACHED = 1 << 28
 """Bytes, more than fit in a device's cache. Matrices of at least this size in total are read before one is read again."""
 
+_ROUNDS = 8
+
 TRIED = (
-    Tiles(),
-    Tiles(columns=16, inner=256),
-    Tiles(columns=16, inner=256, stages=5),
-    Tiles(inner=256, stages=4),
-    Tiles(inner=256, warps=8, stages=4),
-    Tiles(columns=64, stages=5),
-    Tiles(columns=64, inner=256, warps=8),
+    kernels.FEW_ROWS,
+    kernels.ANY_ROWS,
+    Tiles(stages=3),
+    Tiles(columns=16, stages=6),
+    Tiles(columns=16, inner=256, stages=4),
+    Tiles(columns=32, inner=256, stages=4),
+    Tiles(columns=64, inner=128, stages=4),
+    Tiles(rows=32, columns=32, inner=128, stages=5),
 )
 
 
@@ -43,7 +46,9 @@ def _product(n: int, k: int, rows: Sequence[int]) -> dict[int, dict[str, float]]
     copies = [Linear(torch.randn(n, k, device=DEVICE, dtype=DTYPE)) for _ in range(-(-CACHED // num_bytes))]
     copies = copies if HAS_GPU else copies[:1]
     forms: dict[str, Callable[[Tensor, Linear], Tensor]] = {"library": lambda x, m: functional.linear(x, m.weight)}
-    forms |= {_name(tiles): partial(kernels.linear, tiles=tiles) for tiles in TRIED}
+    forms |= {_name(tiles): lambda x, m, tiles=tiles: kernels.linear(x, m, tiles) for tiles in TRIED}
+    forms["gated"] = kernels.gated_linear
+    forms["gated, any rows"] = partial(kernels.gated_linear, tiles=kernels.ANY_GATED_ROWS)
     result = {}
     for count in rows:
         x = torch.randn(count, k, device=DEVICE, dtype=DTYPE)
@@ -53,7 +58,7 @@ def _product(n: int, k: int, rows: Sequence[int]) -> dict[int, dict[str, float]]
 
 
 def _name(tiles: Tiles) -> str:
-    return "x".join(map(str, tiles))
+    return "x".join(map(str, map(int, tiles)))
 
 
 def attention(
@@ -84,9 +89,9 @@ def _layer() -> DeviceLayer:
 
 
 def _seconds(runs: Sequence[Callable[[], Any]]) -> float:
-    """Seconds of one run: the median over replays of all runs in a row."""
-    replay = _captured(runs) if HAS_GPU else (lambda: [run() for run in runs])
-    return median_ms(replay, repeats=10 if HAS_GPU else 1) / 1000 / len(runs)
+    """Seconds of one run: the median over replays of all runs in a row, several times, so that the start of a replay does not count."""
+    replay = _captured([*runs] * _ROUNDS) if HAS_GPU else (lambda: [run() for run in runs])
+    return median_ms(replay, repeats=7) / 1000 / len(runs) / (_ROUNDS if HAS_GPU else 1)
 
 
 def _captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
@@ -106,9 +111,9 @@ def table(result: dict[str, Any], bytes_per_second: float | None) -> Iterator[st
     for name, by_rows in result.get("products", {}).items():
         if isinstance(by_rows, dict) and bytes_per_second:
             for count, speeds in by_rows.items():
-                best = max(speeds, key=lambda form: speeds[form])
-                shares = f"{speeds['library'] / bytes_per_second:.2f}, {best} {speeds[best] / bytes_per_second:.2f}"
-                yield f"product {name}, {count} rows: of a copy's bandwidth, library {shares}"
+                forms = ["library", "gated", *sorted(speeds, key=lambda form: -speeds[form])[:3]]
+                shares = ", ".join(f"{form} {speeds[form] / bytes_per_second:.2f}" for form in forms)
+                yield f"product {name}, {count} rows, of a copy's bandwidth: {shares}"
     for name, by_parts in result.get("attention", {}).items():
         if isinstance(by_parts, dict):
             yield f"attention {name}: us by parts { {parts: round(1e6 * took, 1) for parts, took in by_parts.items()} }"

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 pytest.importorskip("triton")
 
 from foredraft.gpu import DeviceLayer, Inputs, Linear, Shape, bucket_for, kernels
 from foredraft.gpu.buckets import Bucket
+from foredraft.gpu.kernels import Tiles
 from foredraft.kernels import CacheSpan, StackBatch
 
 DTYPES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -38,17 +40,16 @@ def rms(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 @by_dtype
+def test_embed(dtype: torch.dtype, device: torch.device) -> None:
+    embedding, ids = random(9, 83, dtype=dtype, device=device), torch.tensor([8, 0, 8], device=device)
+    assert torch.equal(kernels.embed(ids, embedding), embedding[ids])
+
+
+@by_dtype
 @pytest.mark.parametrize("width", [64, 83])
-def test_add_norm(dtype: torch.dtype, width: int, device: torch.device) -> None:
-    residual, delta, weight = (random(3, width, dtype=dtype, device=device, seed=i) for i in range(3))
-    weight = weight[0].contiguous()
-    expected_sum = residual.double() + delta.double()
-    normed = kernels.add_norm(residual, delta, weight, 1e-5)
-    assert close(residual, expected_sum)
-    assert close(normed, rms(expected_sum, weight.double(), 1e-5))
-    before = residual.clone()
-    assert close(kernels.add_norm(residual, None, weight, 1e-5), rms(before.double(), weight.double(), 1e-5))
-    assert torch.equal(residual, before)
+def test_norm(dtype: torch.dtype, width: int, device: torch.device) -> None:
+    x, weight = random(3, width, dtype=dtype, device=device), random(width, dtype=dtype, device=device, seed=2)
+    assert close(kernels.norm(x, weight, 1e-5), rms(x.double(), weight.double(), 1e-5))
 
 
 @by_dtype
@@ -56,32 +57,57 @@ def test_add_norm(dtype: torch.dtype, width: int, device: torch.device) -> None:
 def test_gated(dtype: torch.dtype, width: int, device: torch.device) -> None:
     gate_up = random(3, 2 * width, dtype=dtype, device=device)
     gate, up = gate_up.double().chunk(2, dim=-1)
-    assert close(kernels.gated(gate_up), torch.nn.functional.silu(gate) * up)
+    assert close(kernels.gated(gate_up), functional.silu(gate) * up)
+
+
+ALL_TILES = pytest.mark.parametrize("tiles", [kernels.FEW_ROWS, kernels.ANY_ROWS], ids=["few rows", "any rows"])
 
 
 @by_product_dtype
+@ALL_TILES
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (45, 300)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_linear(dtype: torch.dtype, n: int, k: int, has_bias: bool, device: torch.device) -> None:
+def test_linear(dtype: torch.dtype, tiles: Tiles, n: int, k: int, has_bias: bool, device: torch.device) -> None:
     x, weight = random(19, k, dtype=dtype, device=device), random(n, k, dtype=dtype, device=device, seed=1)
     bias = random(n, dtype=dtype, device=device, seed=2) if has_bias else None
-    whole = kernels.linear(x, Linear(weight, bias))
-    expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    assert close(whole, expected)
+    whole = kernels.linear(x, Linear(weight, bias), tiles)
+    assert close(whole, functional.linear(x.double(), weight.double(), None if bias is None else bias.double()))
     for count in (1, 2, 5, 16, 17):
-        assert torch.equal(kernels.linear(x[:count].contiguous(), Linear(weight, bias)), whole[:count])
+        assert torch.equal(kernels.linear(x[:count].contiguous(), Linear(weight, bias), tiles), whole[:count])
+
+
+@by_product_dtype
+@ALL_TILES
+def test_add_linear(dtype: torch.dtype, tiles: Tiles, device: torch.device) -> None:
+    x, weight = random(19, 300, dtype=dtype, device=device), random(45, 300, dtype=dtype, device=device, seed=1)
+    residual, bias = random(19, 45, dtype=dtype, device=device, seed=2), random(45, dtype=dtype, device=device, seed=3)
+    expected = residual.double() + functional.linear(x.double(), weight.double(), bias.double())
+    kernels.add_linear(residual, x, Linear(weight, bias), tiles)
+    assert close(residual, expected)
+
+
+@by_product_dtype
+@pytest.mark.parametrize("tiles", [kernels.FEW_GATED_ROWS, kernels.ANY_GATED_ROWS], ids=["few rows", "any rows"])
+def test_gated_linear(dtype: torch.dtype, tiles: Tiles, device: torch.device) -> None:
+    x, weight = random(19, 300, dtype=dtype, device=device), random(90, 300, dtype=dtype, device=device, seed=1)
+    whole = kernels.gated_linear(x, Linear(weight), tiles)
+    gate, up = functional.linear(x.double(), weight.double()).chunk(2, dim=-1)
+    assert close(whole, functional.silu(gate) * up)
+    for count in (1, 5, 17):
+        assert torch.equal(kernels.gated_linear(x[:count].contiguous(), Linear(weight), tiles), whole[:count])
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="in the interpreter a row's bits are those of NumPy's product")
+@ALL_TILES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_row_has_the_same_bits_at_every_place(dtype: torch.dtype, device: torch.device) -> None:
+def test_a_row_has_the_same_bits_at_every_place(dtype: torch.dtype, tiles: Tiles, device: torch.device) -> None:
     x, weight = random(67, 4096, dtype=dtype, device=device), random(512, 4096, dtype=dtype, device=device, seed=1)
-    whole = kernels.linear(x, Linear(weight))
+    whole = kernels.linear(x, Linear(weight), tiles)
     for first in range(0, 67, 7):
         for count in (1, 2, 5, 16, 33):
             part = x[first : first + count].contiguous()
-            assert torch.equal(kernels.linear(part, Linear(weight)), whole[first : first + count])
+            assert torch.equal(kernels.linear(part, Linear(weight), tiles), whole[first : first + count])
 
 
 class Store:

@@ -249,6 +249,20 @@ def test_warming_up_changes_no_result() -> None:
     assert before.ids == after.ids
 
 
+@torch.inference_mode()
+def test_warming_up_writes_to_no_sequence() -> None:
+    """The inputs of a pass still have the addresses of the last sequence that it read."""
+    model = probe(random_model(DEVICE_FORMS["two heads"].config()).to(DEVICE), "llama", CONTEXT, new_body)
+    cache = room_for(model, 8)
+    model.read([Read(0, [1, 2], 2)], cache)
+    region = cache.region(0)
+    for layer in region.layers:
+        blank = [torch.zeros_like(part) for part in region.along(layer, 0, [0, 1])]
+        region.write_to(layer, *(part[:, :2] for part in blank), [0, 1])
+    model.warm_up(WarmUpSizes(max_num_seqs=1, max_tokens=2, vocab_size=VOCAB_SIZE, drafts=False))
+    assert not any(part.any() for layer in region.layers for part in region.along(layer, 0, [0, 1]))
+
+
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=5),
     "seeded": SamplingParams(temperature=1.0, seed=3, max_tokens=5),

@@ -316,7 +316,8 @@ class Engine:
     def _verify(self, scoring: list[ScheduledSequence], proposal: Proposal, logits: list[Tensor]) -> list[Outcome]:
         samplers = [item.sequence.sampler for item in scoring]
         histories = [item.sequence.tokens for item in scoring]
-        verdict = self._verifier(torch.cat(logits), proposal, samplers, histories, near_tie=self._near_tie)
+        rows = logits[0] if len(logits) == 1 else torch.cat(logits)
+        verdict = self._verifier(rows, proposal, samplers, histories, near_tie=self._near_tie)
         return outcomes_of(verdict, proposal, logits)
 
     def _grow(self, item: ScheduledSequence, outcome: Outcome) -> int:

@@ -19,7 +19,7 @@ class Noise(IntEnum):
 class Bucket(NamedTuple):
     """num_rows: of a pass. num_spans: sequences in it. num_wanted: rows whose logits are computed. depth: tokens that the model
     generates; 0 if it only reads. noise: what they are chosen with. num_slots: the number of slots in the rows' paths (SlotPaths); 0 if
-    every row's slot is its position."""
+    every row's slot is its position. wants_all: whether the logits of every row are wanted, in order."""
 
     num_rows: int
     num_spans: int
@@ -27,6 +27,7 @@ class Bucket(NamedTuple):
     depth: int = 0
     noise: Noise = Noise.NONE
     num_slots: int = 0
+    wants_all: bool = False
 
     @property
     def is_contiguous(self) -> bool:
@@ -38,10 +39,10 @@ class Bucket(NamedTuple):
         longer than launching their kernels takes the CPU."""
         if self.depth:
             return self.num_rows <= 2 * self.num_spans
-        return self.num_wanted == self.num_rows <= min(_MOST_GRAPH_ROWS, _MOST_WIDTH * self.num_spans)
+        return self.wants_all and self.num_rows <= min(_MOST_GRAPH_ROWS, _MOST_WIDTH * self.num_spans)
 
 
-_MOST_GRAPH_ROWS, _MOST_WIDTH = 512, 32
+_MOST_GRAPH_ROWS, _MOST_WIDTH = 512, 64
 
 
 def bucket_for(
@@ -57,8 +58,12 @@ def bucket_for(
     rows the cost of a pass is that of reading the weights."""
     rows = _power(num_rows)
     # decoding and verification want all of their rows, and those come in few sizes
-    wanted = rows if num_wanted == num_rows else max(_power(num_spans), _power(num_wanted))
-    return Bucket(rows, _power(num_spans), wanted, depth, noise, _power(num_slots) if num_slots else 0)
+    all_wanted = num_wanted == num_rows
+    wanted = rows if all_wanted else max(_power(num_spans), _power(num_wanted))
+    wants_all = (
+        all_wanted and not depth
+    )  # drafts read one or two rows of each sequence, which should not need two graphs
+    return Bucket(rows, _power(num_spans), wanted, depth, noise, _power(num_slots) if num_slots else 0, wants_all)
 
 
 def verification_buckets(max_spans: int, max_width: int) -> Iterator[Bucket]:

@@ -60,7 +60,11 @@ class Inputs:
             self._slots = PinnedBuffer(slot_sizes, torch.int64, device)
             self.slots, self.starts, self.first_slots, self.path_slots = self._slots.device_parts(slot_sizes)
             self._slot_parts = self._slots.host_parts(slot_sizes)
-        self.fill(StackBatch([], [], None if bucket.is_contiguous else [], [], []), SlotPaths([], []))
+        self.clear()
+
+    def clear(self) -> None:
+        """Make all of the bucket padding, so that a pass touches no sequence's memory."""
+        self.fill(StackBatch([], [], None if self.bucket.is_contiguous else [], [], []), SlotPaths([], []))
 
     def fill(self, batch: StackBatch, paths: SlotPaths | None = None) -> None:
         """Copy a batch to the device. The rest of the bucket becomes padding. paths: needed if slots are not positions"""

@@ -1,4 +1,4 @@
-"""What a Llama-like decoder computes between its matrix products, in Triton: one program per row (and head).
+"""What a Llama-like decoder computes, in Triton: one program per row (and head), and products of few rows.
 
 A program sums over its own row in an order that depends only on the row's position, so a row's bits depend neither on how many rows share
 the launch nor on its place among them; the same holds for the products of `linear`. Keys and values are read and written where the cache
@@ -21,7 +21,7 @@ from foredraft.gpu.weights import DeviceLayer, Linear, Shape
 
 _WIDEST_KEYS = 16_384
 """The most bytes in a block of keys: several such blocks, and of values, are loaded into shared memory at a time."""
-_GATE_BLOCK = 1024
+_GATE_BLOCK, _ATTENTION_STAGES, _NARROW = 1024, 2, 2048
 
 
 class Tiles(NamedTuple):
@@ -32,20 +32,32 @@ class Tiles(NamedTuple):
     columns: int = 32
     inner: int = 128
     warps: int = 4
-    stages: int = 3
+    stages: int = 6
 
 
-TILES = Tiles()
+FEW_ROWS = Tiles()
+"""The fastest for up to 16 rows (docs/internals/gpu.md)."""
+FEW_GATED_ROWS = Tiles(columns=16, stages=3)
+"""The same for a gated product: programs that use little memory share a multiprocessor, so that many of them end at the same time."""
+ANY_ROWS = Tiles(rows=64, stages=4)
+"""For any number of rows: almost as fast for one row as for 64."""
+ANY_GATED_ROWS = Tiles(rows=64, columns=16, stages=4)
 
 
-def add_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
-    """residual += delta; then RMS norm (arXiv:1910.07467). residual, delta: [T, N] -> [T, N]"""
-    num_rows, width = residual.shape
-    out = torch.empty_like(residual)
-    given = residual if delta is None else delta
-    programs.add_norm[(num_rows,)](
-        given, residual, weight, out, width, epsilon, HAS_DELTA=delta is not None, BLOCK=triton.next_power_of_2(width)
-    )
+def embed(ids: Tensor, embedding: Tensor) -> Tensor:
+    """ids: [T], embedding: [V, N] -> [T, N]"""
+    width = embedding.shape[1]
+    out = embedding.new_empty(ids.shape[0], width)
+    programs.embed[(ids.shape[0],)](ids, embedding, out, width, BLOCK=triton.next_power_of_2(width))
+    return out
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMS norm (arXiv:1910.07467). x: [T, N] -> [T, N]"""
+    num_rows, width = x.shape
+    out = torch.empty_like(x)
+    num_warps = 4 if width <= _NARROW else 8
+    programs.norm[(num_rows,)](x, weight, out, width, epsilon, BLOCK=triton.next_power_of_2(width), num_warps=num_warps)
     return out
 
 
@@ -74,6 +86,7 @@ def rotate_and_store(qkv: Tensor, inputs: Inputs, index: int, layer: DeviceLayer
         HAS_NORM=layer.q_norm is not None,
         HAS_SLOTS=inputs.slots is not None,
         BLOCK=triton.next_power_of_2(shape.head_dim // 2),
+        num_warps=1,
     )
     return queries
 
@@ -117,6 +130,7 @@ def attend(queries: Tensor, inputs: Inputs, index: int, layer: DeviceLayer, shap
         BLOCK_G=max(16, triton.next_power_of_2(groups)),
         BLOCK_D=width,
         BLOCK_N=max(16, min(64, _WIDEST_KEYS // (width * queries.element_size()))),
+        num_stages=_ATTENTION_STAGES,
     )
     if parts > 1:
         programs.merge[(num_rows, shape.num_heads)](
@@ -137,29 +151,50 @@ def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) * up. [T, 2 * I] -> [T, I]"""
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, width)
-    programs.gated[(num_rows, triton.cdiv(width, _GATE_BLOCK))](gate_up, out, width, BLOCK=_GATE_BLOCK)
+    grid = (num_rows, triton.cdiv(width, _GATE_BLOCK))
+    programs.gated[grid](gate_up, out, width, BLOCK=_GATE_BLOCK)
     return out
 
 
-def linear(x: Tensor, matrix: Linear, tiles: Tiles = TILES) -> Tensor:
+def linear(x: Tensor, matrix: Linear, tiles: Tiles = FEW_ROWS) -> Tensor:
     """A product that computes each row independently: the inner size is never split, and summed in the same order for any number of rows.
     x: [T, k] -> [T, n]"""
+    out = x.new_empty(x.shape[0], matrix.weight.shape[0])
+    _multiply(x, matrix, out, tiles)
+    return out
+
+
+def add_linear(residual: Tensor, x: Tensor, matrix: Linear, tiles: Tiles = FEW_ROWS) -> None:
+    """residual += a product like `linear`'s. residual: [T, n]"""
+    _multiply(x, matrix, residual, tiles, adds=True)
+
+
+def gated_linear(x: Tensor, gate_up: Linear, tiles: Tiles = FEW_GATED_ROWS) -> Tensor:
+    """silu(gate) * up of a product like `linear`'s, without bias. x: [T, k] -> [T, n / 2]"""
+    out = x.new_empty(x.shape[0], gate_up.weight.shape[0] // 2)
+    _multiply(x, gate_up, out, tiles, is_gated=True)
+    return out
+
+
+def _multiply(
+    x: Tensor, matrix: Linear, out: Tensor, tiles: Tiles, *, is_gated: bool = False, adds: bool = False
+) -> None:
     num_rows, inner = x.shape
-    n = matrix.weight.shape[0]
-    out = x.new_empty(num_rows, n)
-    programs.linear[(triton.cdiv(num_rows, tiles.rows), triton.cdiv(n, tiles.columns))](
+    num_columns = out.shape[1]
+    programs.linear[(triton.cdiv(num_rows, tiles.rows), triton.cdiv(num_columns, tiles.columns))](
         x,
         matrix.weight,
         x if matrix.bias is None else matrix.bias,
         out,
         num_rows,
-        n,
+        num_columns,
         inner,
         HAS_BIAS=matrix.bias is not None,
+        IS_GATED=is_gated,
+        ADDS=adds,
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,
         BLOCK_K=tiles.inner,
         num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        num_stages=max(1, tiles.stages * 2 // x.element_size()),  # as many bytes for any type
     )
-    return out

@@ -4,14 +4,15 @@ number back, so that all of it can be captured."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.gpu import kernels
-from foredraft.gpu.inputs import BY_KEY, NO_SPAN, Inputs
+from foredraft.gpu import kernels, rows
+from foredraft.gpu.inputs import BY_KEY, Inputs
+from foredraft.gpu.kernels import Tiles
 from foredraft.gpu.weights import DeviceStack, Linear, Shape
 from foredraft.sampling import inverse_cdf, shared_scores, tempered
 
@@ -23,16 +24,58 @@ _PROGRAMS, _MOST_PARTS, _LEAST_KEYS = 256, 16, 64
 row costs more than reading them."""
 
 
+class Products(Protocol):
+    """The matrix products of a layer, with what is computed right after them. x: [T, k]"""
+
+    def linear(self, x: Tensor, matrix: Linear) -> Tensor:
+        """-> [T, n]"""
+        ...
+
+    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        """silu(gate) * up -> [T, n / 2]"""
+        ...
+
+    def add(self, residual: Tensor, x: Tensor, matrix: Linear) -> None:
+        """residual += a product of x"""
+        ...
+
+
+class LibraryProducts:
+    """PyTorch's products, which are faster for many rows. The order of a row's sums may depend on the number of rows."""
+
+    def linear(self, x: Tensor, matrix: Linear) -> Tensor:
+        return functional.linear(x, matrix.weight, matrix.bias)
+
+    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        return kernels.gated(self.linear(x, gate_up))
+
+    def add(self, residual: Tensor, x: Tensor, matrix: Linear) -> None:
+        residual.addmm_(x, matrix.weight.T)
+        if matrix.bias is not None:
+            residual.add_(matrix.bias)
+
+
+class OwnProducts:
+    """Our products. A row's sums are made in the same order in every pass."""
+
+    def __init__(self, tiles: Tiles, gated_tiles: Tiles) -> None:
+        self._tiles, self._gated_tiles = tiles, gated_tiles
+
+    def linear(self, x: Tensor, matrix: Linear) -> Tensor:
+        return kernels.linear(x, matrix, self._tiles)
+
+    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        return kernels.gated_linear(x, gate_up, self._gated_tiles)
+
+    def add(self, residual: Tensor, x: Tensor, matrix: Linear) -> None:
+        kernels.add_linear(residual, x, matrix, self._tiles)
+
+
 class Arithmetic(NamedTuple):
-    """The order in which sums are made. product: of x [T, k] and a matrix -> [T, n]. parts: into how many parts attention splits the keys
-    of each row, given the number of rows."""
+    """The order in which sums are made, given the number of rows. parts: into how many parts attention splits the keys of each row."""
 
-    product: Callable[[Tensor, Linear], Tensor]
+    products: Callable[[int], Products]
     parts: Callable[[int, Shape], int]
-
-
-def _library_product(x: Tensor, matrix: Linear) -> Tensor:
-    return functional.linear(x, matrix.weight, matrix.bias)
 
 
 def _parts_for(num_rows: int, shape: Shape) -> int:
@@ -41,10 +84,14 @@ def _parts_for(num_rows: int, shape: Shape) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-FASTEST = Arithmetic(_library_product, _parts_for)
+_FOR_FEW = OwnProducts(kernels.FEW_ROWS, kernels.FEW_GATED_ROWS)
+_FOR_ANY = OwnProducts(kernels.ANY_ROWS, kernels.ANY_GATED_ROWS)
+_FOR_MANY = LibraryProducts()
+
+FASTEST = Arithmetic(lambda num_rows: _FOR_FEW if num_rows <= kernels.FEW_ROWS.rows else _FOR_MANY, _parts_for)
 """The order of a row's sums may depend on the number of rows."""
 
-ROW_EXACT = Arithmetic(kernels.linear, lambda num_rows, shape: 1)
+ROW_EXACT = Arithmetic(lambda num_rows: _FOR_ANY, lambda num_rows, shape: 1)
 """A row's sums are made in the same order in every pass."""
 
 
@@ -53,25 +100,23 @@ def read(
 ) -> tuple[Tensor, Tensor | None]:
     """-> logits of the wanted rows [wanted, V], and the tapped hidden states (see model.Body) of all rows [T, len(taps) * hidden],
     or None without taps"""
-    product, shape = arithmetic.product, stack.shape
-    parts = arithmetic.parts(inputs.bucket.num_rows, shape)
-    residual = functional.embedding(inputs.ids, stack.embedding)
-    delta: Tensor | None = None
-    epsilon = shape.epsilon
+    num_rows, shape = inputs.bucket.num_rows, stack.shape
+    products, parts = arithmetic.products(num_rows), arithmetic.parts(num_rows, shape)
+    residual = kernels.embed(inputs.ids, stack.embedding)
     hidden: dict[int, Tensor] = {}
     for index, layer in enumerate(stack.layers):
-        normed = kernels.add_norm(residual, delta, layer.input_norm, epsilon)
         if index in taps:
-            hidden[index] = residual.clone()  # later layers add to the original
-        qkv = product(normed, layer.qkv)
+            hidden[index] = residual.clone()  # the layers add to the original
+        qkv = products.linear(kernels.norm(residual, layer.input_norm, shape.epsilon), layer.qkv)
         queries = kernels.rotate_and_store(qkv, inputs, index, layer, shape)
-        delta = product(kernels.attend(queries, inputs, index, layer, shape, parts), layer.out)
-        normed = kernels.add_norm(residual, delta, layer.post_norm, epsilon)
-        delta = product(kernels.gated(product(normed, layer.gate_up)), layer.down)
-    normed = kernels.add_norm(residual, delta, stack.final_norm, epsilon)
+        products.add(residual, kernels.attend(queries, inputs, index, layer, shape, parts), layer.out)
+        gated = products.gated(kernels.norm(residual, layer.post_norm, shape.epsilon), layer.gate_up)
+        products.add(residual, gated, layer.down)
+    normed = kernels.norm(residual, stack.final_norm, shape.epsilon)
     hidden |= {len(stack.layers): residual, FINAL_NORM: normed}
     features = torch.cat([hidden[tap] for tap in taps], dim=-1) if taps else None
-    return product(normed[inputs.wanted], stack.head), features
+    wanted = normed if inputs.bucket.wants_all else normed[inputs.wanted]
+    return arithmetic.products(inputs.bucket.num_wanted).linear(wanted, stack.head), features
 
 
 def generate(
@@ -86,34 +131,18 @@ def generate(
     which are filled here. token_probs: required if any token is drawn, [depth, spans, V] float32, filled with the distributions (rows at
     temperature 0 are meaningless). -> ids [depth, spans], -1 where a row has a NaN"""
     bucket = inputs.bucket
-    last = inputs.wanted[: bucket.num_spans]
-    spans = torch.arange(bucket.num_spans, device=last.device)
-    step.stores.copy_(inputs.stores)
-    step.capacities.copy_(inputs.capacities)
-    step.positions.copy_(inputs.positions[last])
-    step.row_spans.copy_(torch.where(step.capacities > 0, spans, NO_SPAN))
-    step.wanted.copy_(spans)
-    logits = read(stack, inputs, arithmetic)[0][: bucket.num_spans, :vocab_size]
-    ids: list[Tensor] = []
+    rows.begin(inputs, step)
+    ids = torch.empty(bucket.depth, bucket.num_spans, dtype=torch.int64, device=step.ids.device)
     for place in range(bucket.depth):
-        if ids:
-            step.ids.copy_(ids[-1].clamp(min=0))
-            step.positions.add_(1)
-            logits = read(stack, step, arithmetic)[0][:, :vocab_size]
+        logits = read(stack, step if place else inputs, arithmetic)[0][: bucket.num_spans, :vocab_size]
         if token_probs is None:
-            ids.append(argmax(logits))
+            chosen = rows.top_two(logits)[0]
         else:
             keys = None if inputs.keys is None else inputs.keys[place]
             chosen, probs = draw(logits, inputs.temperatures, inputs.uniforms[place], keys)
             token_probs[place].copy_(probs)
-            ids.append(chosen)
-    return torch.stack(ids)
-
-
-def argmax(logits: Tensor) -> Tensor:
-    """[R, V] -> ids [R], -1 where there is a NaN"""
-    ids = logits.argmax(-1)  # the index of a NaN, if there is one
-    return torch.where(logits.gather(1, ids[:, None])[:, 0].isnan(), -1, ids)
+        rows.advance(chosen, ids[place], step)
+    return ids
 
 
 def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:

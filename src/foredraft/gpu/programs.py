@@ -1,4 +1,4 @@
-"""The kernels as Triton compiles them; `kernels.py` calls them and documents their arguments.
+"""The kernels as Triton compiles them; `kernels.py` and `rows.py` call them and document their arguments.
 
 Only constants are annotated: Triton reads annotations, and knows no others.
 """
@@ -10,28 +10,23 @@ import triton.language as tl
 
 
 @triton.jit
-def add_norm(
-    delta,
-    residual,
-    weight,
-    out,
-    width,
-    epsilon,
-    HAS_DELTA: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def embed(ids, embedding, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    places = tl.arange(0, BLOCK)
+    inside = places < width
+    numbers = tl.load(embedding + tl.load(ids + row) * width + places, mask=inside, other=0.0)
+    tl.store(out + row.to(tl.int64) * width + places, numbers, mask=inside)
+
+
+@triton.jit
+def norm(x, weight, out, width, epsilon, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * width
     places = tl.arange(0, BLOCK)
     inside = places < width
-    element = residual.dtype.element_ty
-    x = tl.load(residual + row + places, mask=inside, other=0.0).to(tl.float32)
-    if HAS_DELTA:
-        x += tl.load(delta + row + places, mask=inside, other=0.0).to(tl.float32)
-        rounded = x.to(element)
-        tl.store(residual + row + places, rounded, mask=inside)
-        x = rounded.to(tl.float32)
-    mean = tl.sum(x * x, axis=0) / width
-    normed = (x * (1.0 / tl.sqrt(mean + epsilon))).to(element).to(tl.float32)
+    element = x.dtype.element_ty
+    numbers = tl.load(x + row + places, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(numbers * numbers, axis=0) / width
+    normed = (numbers * (1.0 / tl.sqrt(mean + epsilon))).to(element).to(tl.float32)
     scaled = normed * tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + places, scaled.to(element), mask=inside)
 
@@ -237,6 +232,8 @@ def linear(
     num_columns,
     inner,
     HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    ADDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -244,7 +241,9 @@ def linear(
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     steps = tl.arange(0, BLOCK_K)
+    element = out.dtype.element_ty
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    other_total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, inner, BLOCK_K):
         k = first + steps
         some = tl.load(
@@ -252,17 +251,95 @@ def linear(
             mask=(rows[:, None] < num_rows) & (k[None, :] < inner),
             other=0.0,
         )
-        matrix = tl.load(
-            weight + columns[:, None] * inner + k[None, :],
-            mask=(columns[:, None] < num_columns) & (k[None, :] < inner),
-            other=0.0,
-        )
-        total += tl.dot(some, tl.trans(matrix), input_precision="ieee")
+        places = weight + columns[:, None] * inner + k[None, :]
+        mask = (columns[:, None] < num_columns) & (k[None, :] < inner)
+        total += tl.dot(some, tl.trans(tl.load(places, mask=mask, other=0.0)), input_precision="ieee")
+        if IS_GATED:
+            below = weight + (columns + num_columns)[:, None] * inner + k[None, :]
+            others = tl.load(below, mask=mask, other=0.0)
+            other_total += tl.dot(some, tl.trans(others), input_precision="ieee")
     if HAS_BIAS:
         total += tl.load(bias + columns, mask=columns < num_columns, other=0.0).to(tl.float32)[None, :]
+    if IS_GATED:
+        gate = total.to(element).to(tl.float32)
+        activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+        total = activated * other_total.to(element).to(tl.float32)
     goal = out + rows[:, None] * num_columns + columns[None, :]
-    tl.store(
-        goal,
-        total.to(out.dtype.element_ty),
-        mask=(rows[:, None] < num_rows) & (columns[None, :] < num_columns),
-    )
+    mask = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
+    if ADDS:
+        total += tl.load(goal, mask=mask, other=0.0).to(tl.float32)
+    tl.store(goal, total.to(element), mask=mask)
+
+
+@triton.jit
+def top_two(logits, out, parts, num_rows, stride, width, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0), tl.program_id(1)
+    columns = part * BLOCK + tl.arange(0, BLOCK)
+    numbers = tl.load(logits + row.to(tl.int64) * stride + columns, mask=columns < width, other=float("-inf"))
+    numbers = numbers.to(tl.float32)
+    largest = tl.max(numbers, axis=0)
+    place = tl.min(tl.where(numbers == largest, columns, width), axis=0)
+    second = tl.max(tl.where(columns == place, float("-inf"), numbers), axis=0)
+    has_nan = tl.max((numbers != numbers).to(tl.int32), axis=0) > 0
+    place = tl.where(has_nan, -1, place)
+    if PARTS == 1:
+        tl.store(out + row, place.to(tl.float64))
+        tl.store(out + num_rows + row, largest.to(tl.float64) - second.to(tl.float64))
+    else:
+        goal = parts + (row * PARTS + part) * 3
+        tl.store(goal, place.to(tl.float64))
+        tl.store(goal + 1, largest.to(tl.float64))
+        tl.store(goal + 2, second.to(tl.float64))
+
+
+@triton.jit
+def merge_top_two(parts, out, num_rows, num_parts, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    part = tl.arange(0, BLOCK)
+    inside = part < num_parts
+    at = parts + (row * num_parts + part) * 3
+    places = tl.load(at, mask=inside, other=0.0)
+    numbers = tl.load(at + 1, mask=inside, other=float("-inf"))
+    seconds = tl.load(at + 2, mask=inside, other=float("-inf"))
+    largest = tl.max(numbers, axis=0)
+    first = tl.min(tl.where((numbers == largest) & inside, part, BLOCK), axis=0)
+    place = tl.sum(tl.where(part == first, places, 0.0), axis=0)
+    second = tl.max(tl.where(part == first, seconds, numbers), axis=0)
+    has_nan = tl.max((inside & (places < 0)).to(tl.int32), axis=0) > 0
+    tl.store(out + row, tl.where(has_nan, -1.0, place))
+    tl.store(out + num_rows + row, largest - second)
+
+
+@triton.jit
+def begin(
+    positions,
+    wanted,
+    capacities,
+    stores,
+    step_positions,
+    step_capacities,
+    step_stores,
+    step_row_spans,
+    num_spans,
+    num_stores,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(step_stores + place, tl.load(stores + place, mask=place < num_stores, other=0), mask=place < num_stores)
+    inside = place < num_spans
+    last = tl.load(wanted + place, mask=inside, other=0)
+    capacity = tl.load(capacities + place, mask=inside, other=0)
+    tl.store(step_positions + place, tl.load(positions + last, mask=inside, other=0), mask=inside)
+    tl.store(step_capacities + place, capacity, mask=inside)
+    tl.store(step_row_spans + place, tl.where(capacity > 0, place, -1).to(tl.int64), mask=inside)
+
+
+@triton.jit
+def advance(chosen, ids, step_ids, step_positions, num_rows, BLOCK: tl.constexpr):
+    row = tl.arange(0, BLOCK)
+    inside = row < num_rows
+    new = tl.load(chosen + row, mask=inside, other=0).to(tl.int64)
+    tl.store(ids + row, new, mask=inside)
+    tl.store(step_ids + row, tl.maximum(new, 0), mask=inside)
+    position = tl.load(step_positions + row, mask=inside, other=0)
+    tl.store(step_positions + row, position + 1, mask=inside)

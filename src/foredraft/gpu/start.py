@@ -1,4 +1,4 @@
-"""Check whether the kernels run on a device, by running one before they are used."""
+"""Check whether the kernels run on a device, by running some before they are used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import torch
 
 from foredraft.errors import one_line
+from foredraft.gpu.weights import Linear
 
 _FIRST_WITH_BFLOAT16 = (8, 0)
 
@@ -25,7 +26,9 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         from foredraft.gpu import kernels
 
         with on(device):
-            kernels.gated(torch.ones(1, 32, dtype=dtype, device=device)).cpu()
+            x = torch.ones(1, 32, dtype=dtype, device=device)
+            kernels.gated(x)
+            kernels.linear(x, Linear(x), kernels.ANY_ROWS).cpu()  # needs the most shared memory
     except Exception as error:  # a missing compiler, a driver that is too old: whatever Triton says
         return one_line(error)
     return None

@@ -113,7 +113,9 @@ class DeviceStackBody:
             # the largest first, so that the others reuse its shared memory
             largest_first = list(buckets(sizes.max_num_seqs, sizes.max_tokens))[::-1]
             for bucket in tqdm(largest_first, desc="Capturing graphs", leave=False):
-                self._compute(self._inputs_of(bucket), sizes.vocab_size, sizes.taps)
+                inputs = self._inputs_of(bucket)
+                inputs.clear()  # an earlier pass may have left the addresses of memory that holds other things now
+                self._compute(inputs, sizes.vocab_size, sizes.taps)
 
     def _compute(self, inputs: Inputs, vocab_size: int, taps: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
         """Run the bucket's pass, or its generation. vocab_size: how many ids to choose from. taps: of a pass."""

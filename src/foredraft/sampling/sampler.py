@@ -19,7 +19,7 @@ from foredraft.sampling.noise import shared_scores
 from foredraft.sampling.params import LogitsProcessor, SamplingParams
 from foredraft.sampling.pending import Pending
 from foredraft.sampling.rules import NO_CHECKPOINT_RULES, CheckpointRules
-from foredraft.sampling.search import argmax_rows, kernels_for, top_rows
+from foredraft.sampling.search import argmax_rows, kernels_for, top_rows, top_two_on_device
 from foredraft.sampling.spec import Noise, SamplingSpec
 from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, token_probs_under
 
@@ -424,6 +424,9 @@ def checked_ids(ids: Tensor) -> tuple[Tensor, Failures]:
 
 
 def _argmax(logits: Tensor, margins: bool) -> tuple[Tensor, Tensor | None]:
+    found = top_two_on_device(logits)
+    if found is not None:
+        return found[0], found[1] if margins else None
     ids = argmax_rows(logits)
     is_nan = logits.gather(1, ids[:, None])[:, 0].isnan()
     gap = None

@@ -4,9 +4,12 @@ over the row, then a search in a few blocks. PyTorch's own argmax and topk walk 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
+from foredraft.gpu.start import on, why_not
 from foredraft.kernels import Kernels, load_kernels
 
 _ARGMAX_BLOCK = 512
@@ -36,6 +39,21 @@ def argmax_rows(x: Tensor) -> Tensor:
 def kernels_for(x: Tensor) -> Kernels | None:
     """The compiled kernels, if they can read x: bfloat16 or float32 on the CPU, with the same results for both."""
     return load_kernels() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float32) else None
+
+
+def top_two_on_device(x: Tensor) -> Tensor | None:
+    """The tokens of greedy rows in one or two launches, where the GPU's kernels run; None elsewhere. x: [R, V] -> see gpu.rows.top_two"""
+    if x.device.type != "cuda" or x.dtype == torch.float64 or not _has_gpu_kernels(x.device):
+        return None
+    from foredraft.gpu.rows import top_two  # needs Triton
+
+    with on(x.device):
+        return top_two(x)
+
+
+@cache
+def _has_gpu_kernels(device: torch.device) -> bool:
+    return why_not(device, torch.float32) is None
 
 
 def top_rows(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
