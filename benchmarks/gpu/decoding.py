@@ -22,7 +22,7 @@ from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.probe import probe
 from foredraft.sampling import SamplingParams
 
-_STEPS = 40
+_STEPS, _QUEUED = 40, 20
 
 
 def bandwidth(size: Size) -> dict[str, float]:
@@ -37,7 +37,7 @@ def decoding(size: Size) -> dict[str, Any]:
     del hf
     clear()
     model = ours(size, is_batch_invariant=False)
-    result["library_products"] = {
+    result["default"] = {
         "by_batch": {batch: pass_ms(model, chains(batch, 1, size), size) for batch in size.batches},
         "by_width": {width: pass_ms(model, chains(1, width, size), size) for width in size.widths},
         "tree": pass_ms(model, trees(*size.tree, size), size),
@@ -132,7 +132,7 @@ def pass_ms(model: LanguageModel, reads: Sequence[Read], size: Size) -> float:
 def queued_ms(model: LanguageModel, size: Size) -> float:
     """A pass of one row on the device alone: many are queued before any is waited for."""
     step = _repeated(model, chains(1, 1, size), size)
-    return median_ms(lambda: [step() for _ in range(_STEPS)], repeats=3) / _STEPS
+    return median_ms(lambda: [step() for _ in range(_QUEUED)], repeats=3) / _QUEUED
 
 
 def _repeated(model: LanguageModel, reads: Sequence[Read], size: Size) -> Callable[[], None]:
@@ -188,13 +188,13 @@ def table(result: dict[str, Any], bytes_per_second: float | None) -> Iterator[st
     theirs = decoded["transformers_ms_per_token"]
     floor = 1000 * decoded["bytes"] / bytes_per_second if bytes_per_second else 0.0
     yield f"floor of a step {floor:.3f} ms; transformers {theirs:.2f} ms per token"
-    passes = decoded["library_products"]
+    passes = decoded["default"]
     first, last = passes["engine_by_batch"].values()
     batch = list(passes["engine_by_batch"])[-1]
     yield f"engine: {first:.3f} ms at batch 1, {floor / first:.2f} of the floor's speed, {theirs / first:.1f} times transformers"
     yield f"engine: {last:.3f} ms at batch {batch}, {batch * first / last:.1f} times the speed of batch 1"
     yield f"host: {1 - passes['queued'] / first:.3f} of a step at batch 1 (device alone {passes['queued']:.3f} ms)"
-    for name, one in (("library", passes), ("batch-invariant", result.get("batch_invariant_decoding", {}))):
+    for name, one in (("default", passes), ("batch-invariant", result.get("batch_invariant_decoding", {}))):
         if "by_batch" not in one:
             continue
         single = one["by_width"][1]

@@ -68,7 +68,7 @@ def invariance(models: Widening, prompts: Sequence[str], size: Size) -> dict[str
             batch_invariant=is_invariant,
         )
         plain = llm.with_drafter("none")
-        name = "batch_invariant" if is_invariant else "library_products"
+        name = "batch_invariant" if is_invariant else "default"
         result[name] = {"row_exact": llm.target.traits.row_exact, "of": len(prompts)}
         for kind, params in (
             ("greedy", SamplingParams(temperature=0.0, **length)),

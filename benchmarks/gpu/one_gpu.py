@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.one_gpu --out DIR --data DIR [--widen FILE] [--minutes 8] [--only PART...] [--toys]
 
-Needs llguidance and tomli-w besides PyTorch and transformers. --data: a folder with prompts/mbpp.jsonl. --widen: the tool that makes a
+Needs foredraft's packages, on a machine that does nothing else: other work on the processor slows every part down. --data: a folder with prompts/mbpp.jsonl. --widen: the tool that makes a
 small checkpoint cost as much as a large one. --only: the parts to run; all by default.
 
 bandwidth: of a copy. decoding, batch_invariant_decoding: a random target of Llama-3.1-8B's shape, passes by batch size and by rows per
@@ -12,12 +12,14 @@ against plain decoding and assisted generation (speculation.py). against_the_pro
 (exactness.py).
 
 A part that fails or has no time left is named in the table; the others are unaffected. --toys runs everything on toy models, to check
-that the script runs, also without a GPU (TRITON_INTERPRET=1). Writes gpu.json after every part, and prints a short table at the end.
+that the script runs, also without a GPU (TRITON_INTERPRET=1). Writes gpu.json after every part, and a short table at the end, which it also
+prints: gpu.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import tempfile
 import time
@@ -88,7 +90,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
 def machine() -> dict[str, Any]:
     versions = {module.__name__: module.__version__ for module in (torch, transformers, triton)}
     device = {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if HAS_GPU else {}
-    return {**asdict(this_machine()), **versions, **device}
+    return {"date": datetime.date.today().isoformat(), **asdict(this_machine()), **versions, **device}
 
 
 def main() -> None:
@@ -108,16 +110,19 @@ def main() -> None:
         pair = None if args.widen is None else speculation.Widening(args.widen, Path(folder), size)
         report.part("bandwidth", lambda: decoding.bandwidth(size), 5)
         report.part("decoding", lambda: decoding.decoding(size), 40)
-        report.part("batch_invariant_decoding", lambda: decoding.batch_invariant_decoding(size), 20)
-        report.part("products", lambda: pieces.products(size.matrices, size.product_rows), 30)
-        heads = (size.num_heads, size.num_kv_heads)
-        report.part("attention", lambda: pieces.attention(*heads, size.contexts, (1, 8), size.parts), 15)
-        report.part("against_the_processor", lambda: exactness.against_the_processor(prompts, size), 30)
         if pair is not None:
-            report.part("speculation", lambda: speculation.speculation(pair, prompts, size), 40)
-            report.part("heads", lambda: speculation.heads(pair, prompts, size), 30)
+            report.part("speculation", lambda: speculation.speculation(pair, prompts, size), 60)
             report.part("invariance", lambda: exactness.invariance(pair, prompts, size), 60)
-    print("\n".join(table(report.result)))
+        report.part("against_the_processor", lambda: exactness.against_the_processor(prompts, size), 40)
+        report.part("batch_invariant_decoding", lambda: decoding.batch_invariant_decoding(size), 15)
+        report.part("products", lambda: pieces.products(size.matrices, size.product_rows), 15)
+        heads = (size.num_heads, size.num_kv_heads)
+        report.part("attention", lambda: pieces.attention(*heads, size.contexts, (1, 8), size.parts), 5)
+        if pair is not None:
+            report.part("heads", lambda: speculation.heads(pair, prompts, size), 30)
+    lines = "\n".join(table(report.result))
+    (args.out / "gpu.md").write_text(f"# One GPU\n\n```text\n{lines}\n```\n")
+    print(lines)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,12 @@ _ROUNDS = 8
 
 TRIED = (
     kernels.FEW_ROWS,
+    kernels.FEW_GATED_ROWS,
     kernels.ANY_ROWS,
-    Tiles(stages=3),
-    Tiles(columns=16, stages=6),
-    Tiles(columns=16, inner=256, stages=4),
-    Tiles(columns=32, inner=256, stages=4),
-    Tiles(columns=64, inner=128, stages=4),
-    Tiles(rows=32, columns=32, inner=128, stages=5),
+    Tiles(columns=16, inner=256),
+    Tiles(stages=6),
+    Tiles(columns=64),
+    Tiles(rows=32, stages=5),
 )
 
 
