@@ -104,9 +104,15 @@ class System:
     wanted: int | None = None
 
     @classmethod
-    def auto(cls, names: tuple[str, ...] = NAMES, *, trees: bool = True) -> System:
+    def auto(cls, names: tuple[str, ...] = NAMES, *, trees: bool = True, knows_parts: bool = True) -> System:
+        """knows_parts: whether the controller knows which drafters are merged."""
         tree_drafters = names if trees else ()
-        return cls(lambda: Controller(names, max_draft=LONGEST, tree_drafters=tree_drafters, clock=no_time))
+        merged = {"merged": [name for name in names if name != "merged"]} if knows_parts else {}
+
+        def make() -> Controller:
+            return Controller(names, max_draft=LONGEST, tree_drafters=tree_drafters, merged=merged, clock=no_time)
+
+        return cls(make)
 
     @classmethod
     def fixed(cls, drafter: str, parents: tuple[int, ...] = ()) -> System:
@@ -137,9 +143,8 @@ SYSTEMS = {
     "plain decoding": System.fixed("suffix"),
     '"auto", chains': System.auto(trees=False),
     '"auto", trees': System.auto(),
+    '"auto", trees, all drafters alike': System.auto(knows_parts=False),
     '"auto", trees, the merged drafter alone': System.auto(("merged",)),
-    '"auto", trees, merged and suffix': System.auto(("suffix", "merged")),
-    '"auto", trees, merged and head': System.auto(("eagle", "merged")),
     "a fixed chain of three, merged": System.fixed("merged", (-1, 0, 1)),
     "a fixed tree of 2 and 2, merged": System.fixed("merged", (-1, -1, 0, 0)),
 }

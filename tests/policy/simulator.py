@@ -5,9 +5,10 @@ A drafter here is a cost and an acceptance rate. Time is simulated too, so nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import torch
 
@@ -27,10 +28,17 @@ def no_time() -> float:
     return 0.0
 
 
-def text(seq_id: int = 0, *, prompt_len: int = 4, room: int = 100_000, wanted: int | None = None) -> TokenSequence:
-    """A greedy text. wanted: its own number of draft tokens; None leaves that to the policy."""
+def text(
+    seq_id: int = 0,
+    *,
+    prompt_len: int = 4,
+    room: int = 100_000,
+    wanted: int | None = None,
+    params: Mapping[str, Any] = GREEDY,
+) -> TokenSequence:
+    """A text. wanted: its own number of draft tokens; None leaves that to the policy. params: greedy unless they are given."""
     tokens = [1] * prompt_len
-    sampler = sampler_for(GREEDY, prompt=tokens)
+    sampler = sampler_for(params, prompt=tokens)
     return TokenSequence(seq_id, tokens, sampler, max_len=prompt_len + room, speculative_tokens=wanted)
 
 

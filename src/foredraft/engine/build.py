@@ -133,6 +133,7 @@ class EngineBuilder:
             max_draft=settings.max_speculative_tokens,
             shape=settings.shape if names[0] in growing else None,
             tree_drafters=growing if settings.auto_trees else (),
+            merged={MERGED: [name for name in growing if name != MERGED]} if MERGED in names else {},
             costs=store.load() if store else None,
             store=store if saves_costs else None,
         )

@@ -46,6 +46,6 @@ def begin(inputs: Inputs, step: Inputs) -> None:
 
 
 def advance(chosen: Tensor, ids: Tensor, step: Inputs) -> None:
-    """Let the next pass of `step` read the chosen ids, and note them in `ids`. chosen: [R] of any type, -1 where there is none. ids: [R]"""
+    """Let the next pass of `step` read the chosen ids, and write them to `ids`. chosen: [R] of any type, -1 where there is none. ids: [R]"""
     num_rows = ids.shape[0]
     programs.advance[(1,)](chosen, ids, step.ids, step.positions, num_rows, BLOCK=triton.next_power_of_2(num_rows))

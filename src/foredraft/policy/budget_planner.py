@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.token_tree import TreeShape
@@ -22,15 +23,20 @@ bounds."""
 _MAX_REMEMBERED = 4096
 """The most cached plans times sequences per plan: a plan takes about a quarter of a kilobyte for each sequence."""
 
-_Key = tuple[int, bool, tuple[tuple[int, int], ...]]
-"""Everything that a plan depends on in one sequence: the most it may draft, whether that is fixed, and for each drafter the acceptance
-bucket and the magnitude of the number of tokens that it would have to read first."""
+_MAIN_PART = 0.8
+"""A part that takes at least this share of a merged drafter's time is not planned with by itself. The merged drafter finds what its parts
+find; where such a part seems to find more, that is chance, and to follow it costs what the other parts would have found."""
+_TYPICAL_DEPTH = 3
+
+_Key = tuple[int, bool, bool, tuple[tuple[int, int], ...]]
+"""Everything that a plan depends on in one sequence: the most it may draft, whether that is fixed, whether its drafts are drawn, and for
+each drafter the acceptance bucket and the magnitude of the number of tokens that it would have to read first."""
 
 
 class BudgetPlanner:
     """Plans budgets. acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. trees: by
     drafter, for those that may grow trees. max_draft: the most draft tokens of a step. shape: of drafts with a fixed number of
-    tokens."""
+    tokens. merged: by merged drafter, its parts."""
 
     def __init__(
         self,
@@ -41,6 +47,7 @@ class BudgetPlanner:
         cooldowns: Cooldowns,
         max_draft: int,
         shape: TreeShape | None = None,
+        merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self._acceptance = acceptance
         self._trees = trees
@@ -49,6 +56,7 @@ class BudgetPlanner:
         self._cooldowns = cooldowns
         self._max_draft = max_draft
         self._shape = shape
+        self._merged = merged
         self._first = next(iter(acceptance))
         self._plans: dict[tuple[bool, tuple[_Key, ...]], tuple[int, int, list[DraftBudget]]] = {}
         self._num_drafts = 0
@@ -91,13 +99,14 @@ class BudgetPlanner:
         is_fixed = sequence.speculative_tokens is not None
         most = self.fixed_budget(sequence).max_draft if is_fixed else max(sequence.room - 1, 0)
         buckets = tuple([(history.bucket(step), _magnitude(length - history.num_read)) for history in histories])
-        return min(self._max_draft, most), is_fixed, buckets
+        return min(self._max_draft, most), is_fixed, sequence.sampler.draws, buckets
 
     def _candidate(self, key: _Key) -> Candidate:
-        max_draft, is_fixed, buckets = key
+        max_draft, is_fixed, draws, buckets = key
         forecasts, trees, start_times = {}, {}, {}
+        left_out = set() if draws or is_fixed else self._main_parts()
         for (name, acceptance), (bucket, magnitude) in zip(self._acceptance.items(), buckets, strict=True):
-            if name not in self._cooldowns:
+            if name not in self._cooldowns and name not in left_out:
                 forecasts[name] = acceptance.forecast(bucket)
                 if name in self._trees:
                     trees[name] = self._trees[name].forecasts(bucket)
@@ -105,6 +114,20 @@ class BudgetPlanner:
         if is_fixed:
             return Candidate(0, forecasts, fixed=DraftBudget(self._first, max_draft) if max_draft else NO_DRAFTING)
         return Candidate(max_draft, forecasts, start_times, trees=trees)
+
+    def _main_parts(self) -> set[str]:
+        """The parts that take most of the time of a merged drafter. Drafts that are drawn are left to the parts, since merged drafts are
+        never drawn."""
+        return {
+            part
+            for name, parts in self._merged.items()
+            if name not in self._cooldowns
+            for part in parts
+            if self._draft_time(part) >= _MAIN_PART * self._draft_time(name)
+        }
+
+    def _draft_time(self, drafter: str) -> float:
+        return self._costs.draft_time(drafter, 1, _TYPICAL_DEPTH, sampled=False)
 
 
 def _magnitude(num_tokens: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step, num_counted
@@ -28,7 +29,7 @@ class Controller:
 
     drafters: names; the first one serves requests with a number of draft tokens of their own. max_draft: the most draft tokens that
     it chooses for a step. shape: of the drafts of such requests. tree_drafters: the drafters that may draft trees where that is
-    faster. costs: as measured by an earlier process. store: where to save them. clock: in seconds; it times planning.
+    faster. merged: by drafter that merges the drafts of others, those others. costs: as measured by an earlier process. store: where to save them. clock: in seconds; it times planning.
 
     Nothing that it reads depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of drafters that do
     not seem to be worth their time take at most 1 % of the time (probes.py).
@@ -41,6 +42,7 @@ class Controller:
         max_draft: int = 8,
         shape: TreeShape | None = None,
         tree_drafters: Sequence[str] = (),
+        merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
         costs: CostModel | None = None,
         store: CostStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -53,7 +55,7 @@ class Controller:
         self.fallbacks = self._cooldowns.counts
         self._states = SequenceStates(drafters)
         self._planner = BudgetPlanner(
-            self._acceptance, self._trees, self.costs, self._states, self._cooldowns, max_draft, shape
+            self._acceptance, self._trees, self.costs, self._states, self._cooldowns, max_draft, shape, merged
         )
         self._schedule = PlanSchedule()
         self._recorder = CostRecorder(self.costs, self._states, store)
