@@ -68,8 +68,7 @@ def _options(shape: WideShape) -> list[str]:
 def speculation(models: Widening, prompts: Sequence[str], size: Size) -> dict[str, Any]:
     """Greedy, on code prompts. Each drafter in turn with plain decoding."""
     models.wait()
-    params = SamplingParams(temperature=0.0, max_tokens=min(size.max_tokens, 128), ignore_eos=True)
-    few = list(prompts[: max(4, size.num_prompts // 5)])
+    params, few = greedy(size), few_of(prompts, size)
     by_draft = LLM(models.target, models.draft, device=DEVICE, dtype=DTYPE, speculative_tokens=GAMMA, max_num_seqs=8)
     systems = {"plain": by_draft.with_drafter("none"), "draft model": by_draft}
     result: dict[str, Any] = {"gamma": GAMMA, "batch_1": in_turn(systems, few, params, 1)}
@@ -80,11 +79,19 @@ def speculation(models: Widening, prompts: Sequence[str], size: Size) -> dict[st
     return result
 
 
+def greedy(size: Size) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=min(size.max_tokens, 128), ignore_eos=True)
+
+
+def few_of(prompts: Sequence[str], size: Size) -> list[str]:
+    """The prompts for batch 1."""
+    return list(prompts[: max(4, size.num_prompts // 5)])
+
+
 def heads(models: Widening, prompts: Sequence[str], size: Size) -> dict[str, Any]:
     """The same for the embedded head: chains and a tree."""
     models.wait()
-    params = SamplingParams(temperature=0.0, max_tokens=min(size.max_tokens, 128), ignore_eos=True)
-    few = list(prompts[: max(4, size.num_prompts // 5)])
+    params, few = greedy(size), few_of(prompts, size)
     by_head = LLM(models.target, models.head, device=DEVICE, dtype=DTYPE, speculative_tokens=GAMMA, max_num_seqs=1)
     systems = {"plain": by_head.with_drafter("none"), "head": by_head}
     systems["tree"] = by_head.with_drafter(speculative_token_tree=TREE)
