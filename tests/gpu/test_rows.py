@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 
 from foredraft.gpu import Inputs, rows
 from foredraft.gpu.buckets import Bucket
-from foredraft.kernels import CacheSpan, StackBatch
+from foredraft.kernels import CacheSpan, DrawSpec, StackBatch
+from foredraft.sampling import choose_with, sampler
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 WIDTHS = (1, 2, 100, 8192, 8193, 20_000)
@@ -53,6 +54,16 @@ def test_all_but_one_number_may_be_masked(device: torch.device) -> None:
     x = torch.full((1, 9000), -torch.inf, device=device)
     x[0, 8500] = -3.0
     assert rows.top_two(x).cpu().tolist() == [[8500], [torch.inf]]
+
+
+def test_ids_are_integers_beside_rows_that_are_drawn(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU greedy rows are chosen by the kernel and others by PyTorch; a draft has ids of both."""
+    monkeypatch.setattr(sampler, "top_two_on_device", rows.top_two)
+    logits = torch.zeros(2, 100, device=device)
+    logits[0, 7], logits[1, 9] = 50.0, 50.0
+    ids, _ = choose_with([DrawSpec(), DrawSpec(1.0, uniforms=[0.5])], 0, logits)
+    assert ids == [7, 9]
+    assert all(isinstance(number, int) for number in ids)
 
 
 def test_a_generated_token_is_the_input_of_the_next_pass(device: torch.device) -> None:

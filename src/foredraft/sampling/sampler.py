@@ -426,7 +426,7 @@ def checked_ids(ids: Tensor) -> tuple[Tensor, Failures]:
 def _argmax(logits: Tensor, margins: bool) -> tuple[Tensor, Tensor | None]:
     found = top_two_on_device(logits)
     if found is not None:
-        return found[0], found[1] if margins else None
+        return found[0].to(torch.int64), found[1] if margins else None
     ids = argmax_rows(logits)
     is_nan = logits.gather(1, ids[:, None])[:, 0].isnan()
     gap = None
