@@ -100,7 +100,7 @@ def generate_ms(hf: Any, size: Size) -> float:
     """Milliseconds per token of `transformers` generate, eager, greedy, batch 1, after the prompt."""
     ids = torch.randint(0, size.vocab, (1, size.prompt), device=DEVICE)
     num_tokens = 32
-    settings = {"do_sample": False, "min_new_tokens": num_tokens, "max_new_tokens": num_tokens, "pad_token_id": 0}
+    settings = greedy_settings(num_tokens)
     with torch.inference_mode():
         hf.generate(ids, **settings)
         wait()
@@ -108,6 +108,11 @@ def generate_ms(hf: Any, size: Size) -> float:
         hf.generate(ids, **settings)
         wait()
     return 1000 * (time.perf_counter() - started) / num_tokens
+
+
+def greedy_settings(num_tokens: int) -> dict[str, Any]:
+    """Arguments of `transformers` generate for exactly this many tokens."""
+    return {"do_sample": False, "min_new_tokens": num_tokens, "max_new_tokens": num_tokens, "pad_token_id": 0}
 
 
 def chains(batch: int, width: int, size: Size) -> list[Read]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.gpu.decoding import clear
 from benchmarks.gpu.device import DEVICE, DTYPE
 from benchmarks.gpu.size import Size
-from benchmarks.gpu.speculation import GAMMA, Widening
+from benchmarks.gpu.speculation import GAMMA, Widening, greedy
 from foredraft import LLM, SamplingParams
 from foredraft.model import EMBEDDED, Read
 
@@ -18,7 +19,7 @@ Texts = list[Sequence[int]]
 def against_the_processor(prompts: Sequence[str], size: Size) -> dict[str, Any]:
     """Greedy texts of the embedded pair on the device, in float32 and bfloat16, with drafts and without, against plain decoding in
     float32 on the processor. Where a text differs: the processor's gap between the two logits at the first different token."""
-    params = SamplingParams(temperature=0.0, max_tokens=min(size.max_tokens, 128), ignore_eos=True)
+    params = greedy(size)
     here = LLM(EMBEDDED / "target", method="none", device="cpu", dtype="float32")
     expected = texts_of(here, prompts, params)
     result: dict[str, Any] = {}
@@ -56,7 +57,6 @@ def invariance(models: Widening, prompts: Sequence[str], size: Size) -> dict[str
     """The number of greedy texts, and of seeded ones, that are the same with drafts, one and eight at a time, as without, one at a time."""
     models.wait()
     result: dict[str, Any] = {}
-    length = {"max_tokens": min(size.max_tokens, 128), "ignore_eos": True}
     for is_invariant in (True, False):
         llm = LLM(
             models.target,
@@ -71,8 +71,8 @@ def invariance(models: Widening, prompts: Sequence[str], size: Size) -> dict[str
         name = "batch_invariant" if is_invariant else "default"
         result[name] = {"row_exact": llm.target.traits.row_exact, "of": len(prompts)}
         for kind, params in (
-            ("greedy", SamplingParams(temperature=0.0, **length)),
-            ("seeded", SamplingParams(temperature=0.8, seed=7, **length)),
+            ("greedy", greedy(size)),
+            ("seeded", replace(greedy(size), temperature=0.8, seed=7)),
         ):
             expected = texts_of(plain, prompts, params, 1)
             for batch in (1, 8):

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.one_gpu --out DIR --data DIR [--widen FILE] [--minutes 8] [--only PART...] [--toys]
 
-Needs foredraft's packages, on a machine that does nothing else: other work on the processor slows every part down. --data: a folder with prompts/mbpp.jsonl. --widen: the tool that makes a
-small checkpoint cost as much as a large one. --only: the parts to run; all by default.
+Needs foredraft's packages, on a machine that does nothing else: other work on the processor slows every part down. --data: a folder
+with prompts/mbpp.jsonl. --widen: the tool that makes a small checkpoint cost as much as a large one. --only: the parts to run; all by
+default.
 
 bandwidth: of a copy. decoding, batch_invariant_decoding: a random target of Llama-3.1-8B's shape, passes by batch size and by rows per
 sequence, steps of the engine, `transformers` generate, and the kernels of a pass (decoding.py). products, attention: pieces of a step in

@@ -23,6 +23,7 @@ CACHED = 1 << 28
 """Bytes, more than fit in a device's cache. Matrices of at least this size in total are read before one is read again."""
 
 _ROUNDS = 8
+"""How often a captured graph runs everything that it measures."""
 
 TRIED = (
     kernels.FEW_ROWS,
@@ -45,7 +46,7 @@ def _product(n: int, k: int, rows: Sequence[int]) -> dict[int, dict[str, float]]
     copies = [Linear(torch.randn(n, k, device=DEVICE, dtype=DTYPE)) for _ in range(-(-CACHED // num_bytes))]
     copies = copies if HAS_GPU else copies[:1]
     forms: dict[str, Callable[[Tensor, Linear], Tensor]] = {"library": lambda x, m: functional.linear(x, m.weight)}
-    forms |= {_name(tiles): lambda x, m, tiles=tiles: kernels.linear(x, m, tiles) for tiles in TRIED}
+    forms |= {_name(tiles): partial(kernels.linear, tiles=tiles) for tiles in TRIED}
     forms["gated"] = kernels.gated_linear
     forms["gated, any rows"] = partial(kernels.gated_linear, tiles=kernels.ANY_GATED_ROWS)
     result = {}
@@ -57,7 +58,7 @@ def _product(n: int, k: int, rows: Sequence[int]) -> dict[int, dict[str, float]]
 
 
 def _name(tiles: Tiles) -> str:
-    return "x".join(map(str, map(int, tiles)))
+    return "x".join(map(str, tiles))
 
 
 def attention(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.gpu.decoding import clear
+from benchmarks.gpu.decoding import clear, greedy_settings
 from benchmarks.gpu.device import DEVICE, DTYPE, wait
 from benchmarks.gpu.size import Size, WideShape
 from foredraft import LLM, SamplingParams
@@ -75,7 +75,7 @@ def speculation(models: Widening, prompts: Sequence[str], size: Size) -> dict[st
     result["batch_8"] = in_turn(systems, list(prompts[:32]), params, 8)
     del by_draft, systems
     clear()
-    result["assisted"] = assisted(models.target, models.draft, few[:2], params.max_tokens or 128)
+    result["assisted"] = assisted(models.target, models.draft, few[:2], (params.max_tokens or 128) // 2)
     return result
 
 
@@ -147,12 +147,7 @@ def assisted(target: Path, draft: Path, prompts: Sequence[str], max_tokens: int)
     """`transformers` assisted generation with the same pair."""
     models = [AutoModelForCausalLM.from_pretrained(at, dtype=DTYPE).to(DEVICE).eval() for at in (target, draft)]
     tokenizer = AutoTokenizer.from_pretrained(target)
-    settings = {
-        "do_sample": False,
-        "min_new_tokens": max_tokens // 2,
-        "max_new_tokens": max_tokens // 2,
-        "pad_token_id": 0,
-    }
+    settings = greedy_settings(max_tokens)
     tokens, seconds = 0, 0.0
     with torch.inference_mode():
         for place, prompt in enumerate([prompts[0], *prompts]):

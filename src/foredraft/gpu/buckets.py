@@ -60,9 +60,8 @@ def bucket_for(
     # decoding and verification want all of their rows, and those come in few sizes
     all_wanted = num_wanted == num_rows
     wanted = rows if all_wanted else max(_power(num_spans), _power(num_wanted))
-    wants_all = (
-        all_wanted and not depth
-    )  # drafts read one or two rows of each sequence, which should not need two graphs
+    # drafts read one or two rows of each sequence, which should not need two graphs
+    wants_all = all_wanted and not depth
     return Bucket(rows, _power(num_spans), wanted, depth, noise, _power(num_slots) if num_slots else 0, wants_all)
 
 

@@ -22,8 +22,11 @@ from foredraft.gpu.weights import DeviceLayer, Linear, Shape
 
 _WIDEST_KEYS = 16_384
 """The most bytes in a block of keys: several such blocks, and of values, are loaded into shared memory at a time."""
-_GATE_BLOCK, _NARROW = 1024, 2048
+_GATE_BLOCK = 1024
+_NARROW = 2048
+"""The widest row whose norm takes four warps instead of eight."""
 _MUCH_SHARED_MEMORY = 160 << 10
+"""Bytes of a multiprocessor that has room for three blocks of keys and values."""
 
 
 class Tiles(NamedTuple):
@@ -162,8 +165,7 @@ def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) * up. [T, 2 * I] -> [T, I]"""
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, width)
-    grid = (num_rows, triton.cdiv(width, _GATE_BLOCK))
-    programs.gated[grid](gate_up, out, width, BLOCK=_GATE_BLOCK)
+    programs.gated[(num_rows, triton.cdiv(width, _GATE_BLOCK))](gate_up, out, width, BLOCK=_GATE_BLOCK)
     return out
 
 

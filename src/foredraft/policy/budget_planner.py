@@ -86,7 +86,8 @@ class BudgetPlanner:
             return plan[2]
         if len(self._plans) * len(sequences) > _MAX_REMEMBERED:
             self._plans.clear()
-        candidates = {each: self._candidate(each) for each in dict.fromkeys(key[1])}
+        main_parts = self._main_parts()
+        candidates = {each: self._candidate(each, main_parts) for each in dict.fromkeys(key[1])}
         best = best_plan([candidates[each] for each in key[1]], self._costs, sampled=sampled)
         budgets = [NO_DRAFTING] * len(sequences) if best is None else best.budgets
         num_new = min(max(int(_NEW_DRAFT_SHARE * self._num_drafts), _MIN_NEW_DRAFTS), _MAX_NEW_DRAFTS)
@@ -101,10 +102,11 @@ class BudgetPlanner:
         buckets = tuple([(history.bucket(step), _magnitude(length - history.num_read)) for history in histories])
         return min(self._max_draft, most), is_fixed, sequence.sampler.draws, buckets
 
-    def _candidate(self, key: _Key) -> Candidate:
+    def _candidate(self, key: _Key, main_parts: frozenset[str]) -> Candidate:
         max_draft, is_fixed, draws, buckets = key
         forecasts, trees, start_times = {}, {}, {}
-        left_out = set() if draws or is_fixed else self._main_parts()
+        # merged drafts are never drawn
+        left_out = frozenset[str]() if draws or is_fixed else main_parts
         for (name, acceptance), (bucket, magnitude) in zip(self._acceptance.items(), buckets, strict=True):
             if name not in self._cooldowns and name not in left_out:
                 forecasts[name] = acceptance.forecast(bucket)
@@ -115,16 +117,15 @@ class BudgetPlanner:
             return Candidate(0, forecasts, fixed=DraftBudget(self._first, max_draft) if max_draft else NO_DRAFTING)
         return Candidate(max_draft, forecasts, start_times, trees=trees)
 
-    def _main_parts(self) -> set[str]:
-        """The parts that take most of the time of a merged drafter. Drafts that are drawn are left to the parts, since merged drafts are
-        never drawn."""
-        return {
+    def _main_parts(self) -> frozenset[str]:
+        """The parts that take most of the time of a merged drafter."""
+        return frozenset(
             part
             for name, parts in self._merged.items()
             if name not in self._cooldowns
             for part in parts
             if self._draft_time(part) >= _MAIN_PART * self._draft_time(name)
-        }
+        )
 
     def _draft_time(self, drafter: str) -> float:
         return self._costs.draft_time(drafter, 1, _TYPICAL_DEPTH, sampled=False)
