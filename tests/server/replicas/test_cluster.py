@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -33,6 +34,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 KEY = "secret"
 STORY = "Once upon a time, there was a little"
 LENGTH = 200
+Result = tuple[str, bool, str]
+"""(the prompt, whether its text was finished, the text)"""
 
 
 @dataclass
@@ -204,14 +207,14 @@ def test_rays_ports_are_not_open_to_others(cluster: Cluster) -> None:
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def _whole(client: httpx2.AsyncClient, prompt: str) -> tuple[str, bool, str]:
+async def _whole(client: httpx2.AsyncClient, prompt: str) -> Result:
     body = {"prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True}
     answer = (await client.post("/v1/completions", json=body)).json()
     return prompt, True, answer["choices"][0]["text"] if "choices" in answer else json.dumps(answer)
 
 
-async def _stream(client: httpx2.AsyncClient, prompt: str, begun: asyncio.Event) -> tuple[str, bool, str]:
-    """(the prompt, whether its text was finished, the text). Fails if a stream ends without [DONE] or an error."""
+async def _stream(client: httpx2.AsyncClient, prompt: str, begun: asyncio.Event) -> Result:
+    """Fails if a stream ends without [DONE] or an error."""
     body = {"prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True, "stream": True}
     text = ""
     async with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -230,24 +233,33 @@ async def _stream(client: httpx2.AsyncClient, prompt: str, begun: asyncio.Event)
     raise AssertionError("the stream ended without [DONE] and without an error")
 
 
+async def _until(end: asyncio.Event, send: Callable[[], Awaitable[Result]]) -> list[Result]:
+    """The results of one request after another, the last of which was sent before the end."""
+    results = [await send()]
+    while not end.is_set():
+        results.append(await send())
+    return results
+
+
 def test_a_replica_may_be_killed_under_load(cluster: Cluster, expected: dict[str, str]) -> None:
     before = cluster.pids()
     assert len(before) == 2
     victim, pid = next(iter(before.items()))
 
-    async def main() -> list[tuple[str, bool, str]]:
+    async def main() -> list[Result]:
         headers = {"Authorization": f"Bearer {KEY}"}
         limits = httpx2.Limits(max_connections=200)
         async with httpx2.AsyncClient(base_url=cluster.url, headers=headers, timeout=120, limits=limits) as client:
-            prompts = list(expected)
-            # Whole answers are requested first, so that each replica has some in progress once every stream has begun.
-            wholes = [asyncio.create_task(_whole(client, prompt)) for prompt in prompts * 4]
-            await asyncio.sleep(0)
-            begun = [asyncio.Event() for _ in prompts * 2]
-            streams = [asyncio.create_task(_stream(client, *one)) for one in zip(prompts * 2, begun, strict=True)]
-            await asyncio.gather(*(one.wait() for one in begun))
+            killed = asyncio.Event()
+            begun = {prompt: asyncio.Event() for prompt in expected}
+            # Every client sends its next request at once, so that each replica has some in progress however fast it is.
+            wholes = [_until(killed, partial(_whole, client, one)) for one in [*expected] * 4]
+            streams = [_until(killed, partial(_stream, client, one, begun[one])) for one in [*expected] * 2]
+            clients = asyncio.gather(*wholes, *streams)
+            await asyncio.gather(*(one.wait() for one in begun.values()))
             os.kill(pid, signal.SIGKILL)
-            return await asyncio.gather(*wholes, *streams)
+            killed.set()
+            return [result for results in await clients for result in results]
 
     results = asyncio.run(main())
     finished = [(prompt, text) for prompt, is_finished, text in results if is_finished]
