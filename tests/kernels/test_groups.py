@@ -113,6 +113,31 @@ def test_a_row_has_the_same_bits_in_every_batch_and_number_of_threads(
 
 
 @by_layout
+@pytest.mark.parametrize("num_groups", [1, 3, 6])
+@pytest.mark.parametrize("factor", [1.0, 1 / 3], ids=["float16", "float32"])
+def test_a_row_has_the_same_bits_with_scales_of_either_type(
+    kernels: Kernels, layout: tuple[int, int, bool, Tensor | None], num_groups: int, factor: float
+) -> None:
+    weight = random_weight(70, num_groups, layout)
+    offsets = None if weight.offsets is None else weight.offsets * factor
+    bits, group, _, levels = layout
+    matrix = kernels.pack(QuantizedWeight(weight.codes, weight.scales * factor, offsets, group, bits, levels))
+    x = random_rows(48, matrix.in_features)
+    alone = torch.cat([kernels.linear(matrix, row) for row in x.split(1)])
+    assert torch.equal(kernels.linear(matrix, x), alone)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [128, 256, 512, 2048])
+def test_the_largest_sums_have_the_same_bits_in_every_batch(kernels: Kernels, bits: int, group: int) -> None:
+    codes = torch.full((4, 2048), -(1 << (bits - 1)), dtype=torch.int8)
+    matrix = kernels.pack(QuantizedWeight(codes, torch.full((4, 2048 // group), 0.5), None, group, bits))
+    x = torch.ones(48, 2048, dtype=torch.bfloat16) * torch.tensor([[1.0], [-1.0]]).repeat(24, 1).to(torch.bfloat16)
+    alone = torch.cat([kernels.linear(matrix, row) for row in x.split(1)])
+    assert torch.equal(kernels.linear(matrix, x), alone)
+
+
+@by_layout
 def test_packed_rows_can_be_unpacked(kernels: Kernels, layout: tuple[int, int, bool, Tensor | None]) -> None:
     weight = random_weight(100, 3, layout)
     ids = torch.tensor([[99, 0, 64], [63, 1, 64]])

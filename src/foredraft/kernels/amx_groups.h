@@ -1,7 +1,8 @@
 // Products of many rows with weights in groups of inputs, with AMX.
 //
 // The sums of a group leave their tile as integers, and are scaled and added as in the AVX-512 loops, so that both give the same bits.
-// Codes are decoded to signed bytes once for all rows, so no correction for the zero code is needed.
+// Codes are decoded to signed bytes once for all rows, so no correction for the zero code is needed. While the sums of one group are
+// scaled, those of the next are in another tile.
 
 #pragma once
 
@@ -15,18 +16,29 @@ namespace {
 constexpr int64_t LEAST_GROUPED_ROWS = 40;   // for fewer the AVX-512 loops are as fast
 constexpr int64_t LEAST_DEPTH = 32;          // inputs of a tile
 
-bool groups_fit_tiles(const Matrix& m) { return m.group % LEAST_DEPTH == 0; }
+// The integer with the bits of the float 1.5 * 2^23. A tile of sums starts with it, so that its bits are those of the float
+// 1.5 * 2^23 + sum, and no conversion is needed. This holds for sums below MOST_SUM.
+constexpr int32_t START = 0x4b400000;
+constexpr float START_AS_FLOAT = 12582912.0f;
+constexpr int64_t MOST_SUM = 1 << 22;
+
+bool groups_fit_tiles(const Matrix& m) {
+    constexpr int64_t MOST_PRODUCT = 127 * 128;
+    return m.group % LEAST_DEPTH == 0 && m.group * MOST_PRODUCT < MOST_SUM;
+}
 
 // The inputs of a tile, all of one group.
 int64_t depth_of(const Matrix& m) { return m.group % TILE_BYTES == 0 ? TILE_BYTES : LEAST_DEPTH; }
 
-// Tile 0 holds sums, tile 1 rows, tile 2 weights.
+// Tiles 0 and 3 hold sums, tiles 1 and 4 rows, tiles 2 and 5 weights.
 void shape_for_groups(const Matrix& m, int num_rows) {
     TileShapes shapes;
     const int64_t depth = depth_of(m);
-    shapes.set(0, num_rows);
-    shapes.set(1, num_rows, depth);
-    shapes.set(2, depth / INT8_UNIT);
+    for (int tile : {0, 3}) {
+        shapes.set(tile, num_rows);
+        shapes.set(tile + 1, num_rows, depth);
+        shapes.set(tile + 2, depth / INT8_UNIT);
+    }
     shapes.load();
 }
 
@@ -53,9 +65,47 @@ struct alignas(ALIGN) TileRow {
     int8_t numbers[TILE_BYTES];
 };
 
-// Two tiles of sums. Those of missing rows stay 0.
+// Tiles of sums, in memory. Those of missing rows stay at the start.
 struct alignas(ALIGN) GroupSums {
-    int32_t of[2][TILE_ROWS][16] = {};
+    int32_t start[TILE_ROWS][16], stored[2][TILE_ROWS][16];
+    GroupSums() { std::fill(start[0], stored[0][0], START), std::fill(stored[0][0], stored[2][0], START); }
+};
+
+// The sums of one group after another, in two tiles in turn.
+class SumsInTurn {
+    const int64_t depth_, steps_, stride_;
+    const TileRow* weights_;
+    const char* in_;
+    GroupSums& sums_;
+
+public:
+    SumsInTurn(const Matrix& m, const TileRow* weights, const char* in, int64_t stride, GroupSums& sums)
+        : depth_(depth_of(m)), steps_(m.group / depth_), stride_(stride), weights_(weights), in_(in), sums_(sums) {}
+
+    // Multiplies the next group.
+    template <int TURN>
+    void multiply() {
+        if constexpr (TURN == 0) _tile_loadd(0, sums_.start, TILE_BYTES);
+        else _tile_loadd(3, sums_.start, TILE_BYTES);
+        for (int64_t step = 0; step < steps_; step++, in_ += depth_, weights_ += depth_ / INT8_UNIT) {
+            if constexpr (TURN == 0) {
+                _tile_loadd(1, in_, stride_);
+                _tile_loadd(2, weights_, TILE_BYTES);
+                _tile_dpbssd(0, 1, 2);
+            } else {
+                _tile_loadd(4, in_, stride_);
+                _tile_loadd(5, weights_, TILE_BYTES);
+                _tile_dpbssd(3, 4, 5);
+            }
+        }
+    }
+
+    template <int TURN>
+    void store() {
+        if constexpr (TURN == 0) _tile_stored(0, sums_.stored[0], TILE_BYTES);
+        else _tile_stored(3, sums_.stored[1], TILE_BYTES);
+        finish_stores();
+    }
 };
 
 // The decoded weights of the 64 outputs that were multiplied last: [4 times sixteen outputs, inputs / 4], each a row of a tile.
@@ -107,40 +157,42 @@ class GroupedWeights {
     }
 
     // Multiplies by sixteen outputs. scales: of the first group. constants: see constants_of
+    template <int SCALE_BYTES>
     void multiply_part(const Matrix& m, const Groups& g, const TileRow* weights, const char* scales, const char* in, int64_t stride,
                        const float* constants, Prefetch& ahead, float (*out)[GROUP]) const {
-        auto& sums = sums_->of;
-        const int64_t depth = depth_of(m), block = block_bytes(m), head = BESIDE * g.scale_bytes;
+        const int64_t block = block_bytes(m);
         const float* scaled_sums = constants + g.count * TILE_ROWS;
         F32x16 totals[TILE_ROWS];
 #pragma GCC unroll 16
         for (int r = 0; r < TILE_ROWS; r++) totals[r] = setzero_ps();
-        for (int64_t group = 0; group <= g.count; group++) {
-            if (group < g.count) {
-                _tile_zero(0);
-                for (int64_t i = 0; i < m.group; i += depth, in += depth, weights += depth / INT8_UNIT) {
-                    _tile_loadd(1, in, stride);
-                    _tile_loadd(2, weights, TILE_BYTES);
-                    _tile_dpbssd(0, 1, 2);
-                }
-                _tile_stored(0, sums[group % 2], TILE_BYTES);
-                ahead.will_read(block / 2);
-            }
-            if (group == 0) continue;  // below, the sums of the group before are added, while this group's are being stored
-            const F32x16 scale = load_sixteen_scales(scales, g.scale_bytes);
-            const auto& ready = sums[(group - 1) % 2];
+        const auto add = [&](const int32_t(*sums)[16]) __attribute__((always_inline)) {
+            const F32x16 scale = load_sixteen_scales(scales, SCALE_BYTES), start = set1_ps(START_AS_FLOAT);
+            const F32x16 scaled_start = mul_ps(scale, start);   // exact for a float16 scale, whose significand has 11 bits
 #pragma GCC unroll 16
             for (int r = 0; r < TILE_ROWS; r++) {
-                const F32x16 scaled = mul_ps(cvtepi32_ps(load_si512(ready[r])), scale);
+                const F32x16 sum = load_ps((const float*)sums[r]);
+                const F32x16 scaled = SCALE_BYTES == 2 ? fmsub_ps(sum, scale, scaled_start) : mul_ps(sub_ps(sum, start), scale);
                 totals[r] = fmadd_ps(scaled, set1_ps(constants[r]), totals[r]);
             }
             if (g.has_offsets) {
-                const F32x16 offset = load_sixteen_scales(scales + head, g.scale_bytes);
+                const F32x16 offset = load_sixteen_scales(scales + BESIDE * SCALE_BYTES, SCALE_BYTES);
 #pragma GCC unroll 16
                 for (int r = 0; r < TILE_ROWS; r++) totals[r] = fmadd_ps(set1_ps(scaled_sums[r]), offset, totals[r]);
             }
             scales += block, constants += TILE_ROWS, scaled_sums += TILE_ROWS;
+            ahead.will_read(block / 2);
+        };
+        SumsInTurn sums(m, weights, in, stride, *sums_);
+        sums.multiply<0>();
+        for (int64_t group = 0; group < g.count; group += 2) {
+            if (group + 1 < g.count) sums.multiply<1>();
+            sums.store<0>();
+            if (group > 0) add(sums_->stored[1]);
+            if (group + 2 < g.count) sums.multiply<0>();
+            if (group + 1 < g.count) sums.store<1>();
+            add(sums_->stored[0]);
         }
+        if (g.count % 2 == 0) add(sums_->stored[1]);
 #pragma GCC unroll 16
         for (int r = 0; r < TILE_ROWS; r++) store_ps(out[r], totals[r]);
     }
@@ -158,8 +210,10 @@ public:
         const float* constants = constants_of(g, in, stride, num_rows, block, num_blocks);
         for (int part = 0; part < 4; part++) {
             const char* scales = weights + part / 2 * g.count * block_bytes(m) + part % 2 * 16 * g.scale_bytes;
-            multiply_part(m, g, rows_.get() + part * m.k / INT8_UNIT, scales, in, stride, constants, while_multiplying,
-                          (float(*)[GROUP])(out[0] + 16 * part));
+            const TileRow* decoded = rows_.get() + part * m.k / INT8_UNIT;
+            const auto to = (float(*)[GROUP])(out[0] + 16 * part);
+            if (g.scale_bytes == 2) multiply_part<2>(m, g, decoded, scales, in, stride, constants, while_multiplying, to);
+            else multiply_part<4>(m, g, decoded, scales, in, stride, constants, while_multiplying, to);
         }
     }
 };

@@ -50,20 +50,25 @@ int64_t steps_of_row(const Matrix& m) {
 }
 
 // The scale of a row is its largest magnitude over `steps`; a number that is not finite makes the scale NaN, so that no NaN is lost.
+// Returns the sum of the integers, in sixteen parts.
 template <class Number, class Read>
-void quantise_row(int64_t k, float steps, Number* to, float* scale, const Read& read) {
+I512 quantise_row(int64_t k, float steps, Number* to, float* scale, const Read& read) {
     F32x16 largest = setzero_ps(), poison = setzero_ps();
     for (int64_t i = 0; i < k; i += 16) {
         const F32x16 x = read(i, lanes(k - i));
         largest = max_ps(largest, abs_ps(x));
         poison = fmadd_ps(x, setzero_ps(), poison);
     }
-    const float most = reduce_max_ps(largest) + reduce_add_ps(poison);
+    const float most = is_nan_ps(poison) ? NAN : reduce_max_ps(largest);
     *scale = most / steps;
     const F32x16 inverse = set1_ps(most > 0 ? steps / most : 0.0f);
+    I512 sum = set1_epi32(0);
     for (int64_t i = 0; i < k; i += 16) {
-        store_whole(to + i, cvtps_epi32(mul_ps(read(i, lanes(k - i)), inverse)));
+        const I512 whole = cvtps_epi32(mul_ps(read(i, lanes(k - i)), inverse));
+        store_whole(to + i, whole);
+        sum = add_epi32(sum, whole);
     }
+    return sum;
 }
 
 // A scale for each group: in rows with outliers, one scale would leave only a few steps for the other inputs. Three numbers of each
@@ -76,11 +81,11 @@ void quantise_groups(const Matrix& m, const Groups& g, char* row, const Read& re
     for (int64_t i = 0; i < g.count; i++) {
         const int64_t first = i * m.group;
         float scale;
-        quantise_row(m.group, steps, to + first, &scale, [&](int64_t at, Mask16 mask) { return read(first + at, mask); });
-        int32_t sum = 0;
-        for (int64_t j = 0; j < m.group; j++) sum += to[first + j];
-        const int32_t excess = -zero_code(m) * sum;
-        const float scaled = (float)sum * scale;
+        const auto read_group = [&](int64_t at, Mask16 mask) { return read(first + at, mask); };
+        const I512 parts = quantise_row(m.group, steps, to + first, &scale, read_group);
+        const float sum = reduce_add_ps(cvtepi32_ps(parts));  // exact: at most MOST_FINE_INPUTS * FINE_STEPS, below 2^24
+        const int32_t excess = -zero_code(m) * (int32_t)sum;
+        const float scaled = sum * scale;
         memcpy(constants + 4 * i, &excess, 4);
         memcpy(constants + 4 * (g.count + i), &scale, 4);
         memcpy(constants + 4 * (2 * g.count + i), &scaled, 4);
