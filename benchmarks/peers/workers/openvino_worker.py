@@ -30,7 +30,12 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
 def _facts(folder: Path, settings: Settings) -> dict[str, str]:
     """Read from the smallest model, which is compiled only for this."""
     core = openvino.Core()
-    smallest = next(folder / name for name in ("draft", "target") if (folder / name).exists())
+    exported = [folder / name for name in ("draft", "target") if (folder / name).exists()]
+    if not exported:
+        raise FileNotFoundError(
+            f"there is no model in {folder}: run benchmarks.peers.compare --setup openvino --models ..."
+        )
+    smallest = exported[0]
     compiled = core.compile_model(smallest / "openvino_model.xml", "CPU", _properties(settings))
     precision, cache = (compiled.get_property(key) for key in ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION"))
     return {
