@@ -82,7 +82,7 @@ public:
     SumsInTurn(const Matrix& m, const TileRow* weights, const char* in, int64_t stride, GroupSums& sums)
         : depth_(depth_of(m)), steps_(m.group / depth_), stride_(stride), weights_(weights), in_(in), sums_(sums) {}
 
-    // Multiplies the next group.
+    // Multiplies the next group. An instruction names its tiles by literals, so the two turns are written out.
     template <int TURN>
     void multiply() {
         if constexpr (TURN == 0) _tile_loadd(0, sums_.start, TILE_BYTES);

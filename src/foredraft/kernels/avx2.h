@@ -110,6 +110,14 @@ I512 maskz_loadu_epi32(Mask16 mask, const int32_t* from) {
     return {_mm256_maskload_epi32(from, lane_mask((Mask8)mask)), _mm256_maskload_epi32(from + 8, lane_mask(mask >> 8))};
 }
 I512 add_epi32(I512 a, I512 b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+
+int32_t reduce_add_epi32(I512 x) {
+    const __m256i eight = _mm256_add_epi32(x.low, x.high);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
+}
+
 I512 sub_epi32(I512 a, I512 b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
 Mask16 cmpge_epi32_mask(I512 a, I512 b) {
     const __m256i low = _mm256_cmpgt_epi32(b.low, a.low), high = _mm256_cmpgt_epi32(b.high, a.high);

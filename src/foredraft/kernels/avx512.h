@@ -59,6 +59,7 @@ I512 setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, i
 I512 load_si512(const void* from) { return _mm512_load_si512(from); }
 I512 maskz_loadu_epi32(Mask16 mask, const int32_t* from) { return _mm512_maskz_loadu_epi32(mask, from); }
 I512 add_epi32(I512 a, I512 b) { return _mm512_add_epi32(a, b); }
+int32_t reduce_add_epi32(I512 x) { return _mm512_reduce_add_epi32(x); }
 I512 sub_epi32(I512 a, I512 b) { return _mm512_sub_epi32(a, b); }
 Mask16 cmple_epi32_mask(I512 a, I512 b) { return _mm512_cmple_epi32_mask(a, b); }
 Mask16 cmpge_epi32_mask(I512 a, I512 b) { return _mm512_cmpge_epi32_mask(a, b); }

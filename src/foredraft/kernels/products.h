@@ -83,9 +83,8 @@ void quantise_groups(const Matrix& m, const Groups& g, char* row, const Read& re
         float scale;
         const auto read_group = [&](int64_t at, Mask16 mask) { return read(first + at, mask); };
         const I512 parts = quantise_row(m.group, steps, to + first, &scale, read_group);
-        const float sum = reduce_add_ps(cvtepi32_ps(parts));  // exact: at most MOST_FINE_INPUTS * FINE_STEPS, below 2^24
-        const int32_t excess = -zero_code(m) * (int32_t)sum;
-        const float scaled = sum * scale;
+        const int32_t sum = reduce_add_epi32(parts), excess = -zero_code(m) * sum;
+        const float scaled = (float)sum * scale;
         memcpy(constants + 4 * i, &excess, 4);
         memcpy(constants + 4 * (g.count + i), &scale, 4);
         memcpy(constants + 4 * (2 * g.count + i), &scaled, 4);
