@@ -149,17 +149,6 @@ void multiply_pairs(int64_t steps, const char* weights, const char* in, int64_t 
         for (int p = 0; p < 4; p++) store_ps(out[r] + 16 * p, sums[r][p]);
 }
 
-// Tiles treat denormal bfloat16 numbers as 0, so the loops for few rows must too.
-class WithoutDenormals {
-    const unsigned control_ = _mm_getcsr();
-
-public:
-    explicit WithoutDenormals(bool applies = true) {
-        if (applies) _mm_setcsr(control_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
-    }
-    ~WithoutDenormals() { _mm_setcsr(control_); }
-};
-
 // The tiles of a thread. They are configured for a number of rows, and released at the end, so that a context switch has none to save.
 class Tiles {
     int num_rows_ = 0;

@@ -31,4 +31,15 @@ struct alignas(ALIGN) TileShapes {
 // Needed between stores and tile loads of the same memory: GCC does not know that tile loads read memory.
 void finish_stores() { asm volatile("" ::: "memory"); }
 
+// Tiles treat denormal bfloat16 numbers as 0, so the loops for few rows must too.
+class WithoutDenormals {
+    const unsigned control_ = _mm_getcsr();
+
+public:
+    explicit WithoutDenormals(bool applies = true) {
+        if (applies) _mm_setcsr(control_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+    }
+    ~WithoutDenormals() { _mm_setcsr(control_); }
+};
+
 }  // namespace

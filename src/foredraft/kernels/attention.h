@@ -20,7 +20,8 @@
 
 namespace {
 
-constexpr int FEWEST_QUERIES = 8, MOST_QUERIES = 96;  // of a block; threads share the blocks
+constexpr int FEWEST_QUERIES = 8, MOST_QUERIES = 192;  // of a block; threads share the blocks
+constexpr int MOST_SCORED = 96;                        // of a block whose scores are kept
 constexpr int BLOCKS_PER_THREAD = 4;
 constexpr int64_t SCORES_IN_CACHE = 1 << 18;          // of a block, unless it has the fewest queries
 constexpr int64_t VALUES = 64;                        // values that are converted at a time
@@ -233,9 +234,10 @@ int64_t num_keys_of(const AttentionCall& call) {
 
 // Queries of a block: for a long prompt as many as keep their scores in the cache, for a few rows so few that all threads have work.
 int64_t block_queries(const AttentionCall& call, int num_threads) {
-    const int64_t in_cache = std::min<int64_t>(MOST_QUERIES, SCORES_IN_CACHE / score_stride(num_keys_of(call)));
+    const bool by_tiles = attends_by_tiles(call);  // of which many queries keep no scores
+    const int64_t in_cache = by_tiles ? MOST_QUERIES : std::min<int64_t>(MOST_SCORED, SCORES_IN_CACHE / score_stride(num_keys_of(call)));
     const int64_t share = call.num_rows * call.num_heads / (BLOCKS_PER_THREAD * num_threads);
-    const int64_t tile = attends_by_tiles(call) ? MOST_TILED_ROWS / 2 : TILE;
+    const int64_t tile = by_tiles ? TILED_QUERIES : TILE;
     return std::max<int64_t>(FEWEST_QUERIES, std::min(share, in_cache) / tile * tile);
 }
 
@@ -279,7 +281,8 @@ void attend_shared(const AttentionCall& call, const Team& team, int64_t& next_bl
 
 int64_t score_room(int64_t num_keys) {
     const int64_t stride = score_stride(num_keys);
-    const int64_t scores = std::max(FEWEST_QUERIES * stride, std::min(MOST_QUERIES * stride, SCORES_IN_CACHE));
+    const int64_t least = std::max<int64_t>(FEWEST_QUERIES, TILED_QUERIES);  // so many are kept even if they are not in the cache
+    const int64_t scores = std::max(least * stride, std::min(MOST_SCORED * stride, SCORES_IN_CACHE));
     return scores * (int64_t)sizeof(float);
 }
 

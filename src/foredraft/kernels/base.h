@@ -18,6 +18,17 @@ constexpr int UNIT = 4;    // adjacent inputs of one output in a matrix of four 
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
+// Divides a piece of memory.
+struct Arena {
+    char* at;
+    template <class T>
+    T* take(int64_t count) {
+        T* start = (T*)at;
+        at += round_up(count * (int64_t)sizeof(T), ALIGN);
+        return start;
+    }
+};
+
 using Mask16 = uint16_t;   // a bit for each of sixteen numbers
 using Mask8 = uint8_t;
 

@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int MOST_TILED_ROWS = 0;
+constexpr int64_t TILED_QUERIES = 1;
 
 bool may_use_tiles() { return true; }
 

@@ -21,6 +21,7 @@ struct Query {
     int64_t earliest, position, row, head;            // earliest: the first key in the window; position: the last key that it sees
     int64_t place;                                    // its own position
     float inverse;                                    // 1 / sum of the weights
+    bool sees(int64_t j, int64_t count) const { return j + count > earliest && j <= position; }  // any of some keys
     int64_t first_block() const { return earliest / 16 * 16; }
 };
 

@@ -12,16 +12,6 @@ namespace {
 
 constexpr int PRIVATE_ROWS = 8;   // up to this many, every thread prepares all rows itself, which saves a barrier
 
-struct Arena {
-    char* at;
-    template <class T>
-    T* take(int64_t count) {
-        T* start = (T*)at;
-        at += round_up(count * (int64_t)sizeof(T), ALIGN);
-        return start;
-    }
-};
-
 struct Workspace {
     float *hidden, *qkv, *gated;
     float* embedded;            // the embeddings; the same memory as `hidden` unless rows have states

@@ -31,6 +31,18 @@ INLINE F32x16 exp_nonpositive(F32x16 x) {
     return zero_below(exp_above(max_ps(least, x)), x, least);  // if the second operand is NaN, so is the result
 }
 
+// 2^x for x >= -125. Minimax polynomial of degree 5 on [-1/2, 1/2], error about 1e-7; NaN stays NaN.
+INLINE F32x16 exp2_above(F32x16 x) {
+    const F32x16 whole = round_ps(x), rest = sub_ps(x, whole);
+    F32x16 sum = set1_ps(1.32764713e-3f);
+    sum = fmadd_ps(sum, rest, set1_ps(9.67554096e-3f));
+    sum = fmadd_ps(sum, rest, set1_ps(0.0555071309f));
+    sum = fmadd_ps(sum, rest, set1_ps(0.240221202f));
+    sum = fmadd_ps(sum, rest, set1_ps(0.693146944f));
+    sum = fmadd_ps(sum, rest, set1_ps(1.00000012f));
+    return scalef_ps(sum, whole);
+}
+
 // factor * sigmoid(x), computed from exp(-|x|) so that nothing overflows
 INLINE F32x16 sigmoid_times(F32x16 x, F32x16 factor) {
     const F32x16 one = set1_ps(1.0f);
