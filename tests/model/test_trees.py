@@ -84,6 +84,22 @@ def test_a_tree_row_equals_that_of_its_chain(name: str, shape: str, checkpoint: 
 
 
 @native
+@pytest.mark.parametrize("name", ["compiled, heads of 64", "compiled, heads of 64 and a window", "compiled, sinks"])
+def test_a_tree_row_after_a_long_text_equals_that_of_its_chain(name: str, checkpoint: Maker, tmp_path: object) -> None:
+    """Keys are read in chunks of 256: the tree begins before, in or after the second one's first keys."""
+    model, parents = MODELS[name][1](checkpoint, tmp_path), TREES["deep and wide"]
+    tokens = tokens_of(model, len(parents))
+    for length in (250, 257, 517):
+        history = torch.randint(
+            model.traits.vocab_size, (length,), generator=torch.Generator().manual_seed(length)
+        ).tolist()
+        logits = model.read([Read(0, tokens, len(tokens), parents)], begun(model, history))
+        for node in range(len(parents)):
+            chain = [tokens[i] for i in path_to(parents, node)]
+            assert torch.equal(logits[node], model.read([Read(0, chain, 1)], begun(model, history))[0])
+
+
+@native
 def test_trees_and_chains_share_a_pass(tmp_path: object) -> None:
     """They do not affect each other, nor chunked prompts."""
     model = compiled("qwen3", tmp_path)
