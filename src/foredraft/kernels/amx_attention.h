@@ -49,7 +49,7 @@ public:
                 largest = max_ps(score(j + HALF, products + HALF), largest);
             }
         }
-        softmax.largest = max_ps(mul_ps(largest_product, set1_ps(call_.scale)), largest);
+        softmax.largest = is_plain_ ? max_ps(mul_ps(largest_product, set1_ps(call_.scale)), largest) : largest;
     }
 
     // Writes the two parts of the weights, 0 for keys that are not seen.
@@ -76,18 +76,6 @@ public:
     }
 };
 
-void find_most(const Query& query, Softmax& softmax) {
-    softmax.most = reduce_max_ps(softmax.largest);
-    if (query.sink != nullptr && *query.sink > softmax.most) softmax.most = *query.sink;
-    if (softmax.most == -INFINITY) softmax.most = 0;  // no key is seen
-}
-
-void find_inverse(Query& query, const Softmax& softmax) {
-    float total = reduce_add_ps(softmax.sum);
-    if (query.sink != nullptr) total += expf(*query.sink - softmax.most);
-    query.inverse = 1.0f / total;
-}
-
 // Calls prepare(chunk) for each chunk, and visit(tile, the positions that it sees, the chunk's first) for each tile that sees some.
 template <class Prepare, class Visit>
 void for_each_chunk(const TiledBlock& b, const Prepare& prepare, const Visit& visit) {
@@ -111,7 +99,7 @@ void find_largest(const TiledBlock& b, Softmax* softmaxes) {
         for (int64_t i = b.first_query(tile); i < b.end_of_tile(tile); i++)
             Weigher(b.call, b.block.queries[i]).raise_largest(seen, b.product(i, seen.first, chunk), softmaxes[i]);
     });
-    for (int64_t i = 0; i < b.block.count; i++) find_most(b.block.queries[i], softmaxes[i]);
+    for (int64_t i = 0; i < b.block.count; i++) softmaxes[i].most = most_of(b.block.queries[i], softmaxes[i].largest);
 }
 
 void weigh_chunks(TiledBlock& b, Softmax* softmaxes) {
@@ -128,7 +116,10 @@ void weigh_chunks(TiledBlock& b, Softmax* softmaxes) {
         }
         weigh_chunk(b, tile, seen, chunk);
     });
-    for (int64_t i = 0; i < b.block.count; i++) find_inverse(b.block.queries[i], softmaxes[i]);
+    for (int64_t i = 0; i < b.block.count; i++) {
+        Query& query = b.block.queries[i];
+        query.inverse = inverse_of(query, softmaxes[i].most, softmaxes[i].sum);
+    }
 }
 
 void attend_by_tiles(const AttentionCall& call, const QueryBlock& block) {

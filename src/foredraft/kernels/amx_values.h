@@ -169,7 +169,7 @@ void weigh_path(const TiledBlock& b, int64_t query, int64_t end, int64_t first, 
     }
     std::fill_n(parts[0], 2 * TILE_ROWS * KEYS, 0);
     for (int64_t i = query; i < end; i++) {
-        const int64_t row = i - b.first_query(tile), from = row * CHUNK + at - first, to = row * KEYS;
+        const int64_t tile_row = i - b.first_query(tile), from = tile_row * CHUNK + at - first, to = tile_row * KEYS;
         std::copy_n(b.leading + from, KEYS, parts[0] + to);
         std::copy_n(b.rest + from, KEYS, parts[1] + to);
     }

@@ -83,6 +83,20 @@ void unpack_sixteen_keys(const AttentionCall& call, const QueryBlock& block, int
     unpack_keys(rows, call.key_dim, to);
 }
 
+// The largest score of a query, its sink included.
+float most_of(const Query& query, F32x16 largest) {
+    float most = reduce_max_ps(largest);
+    if (query.sink != nullptr && *query.sink > most) most = *query.sink;
+    return most == -INFINITY ? 0 : most;  // no key is seen
+}
+
+// sum: of the weights of the keys
+float inverse_of(const Query& query, float most, F32x16 sum) {
+    float total = reduce_add_ps(sum);
+    if (query.sink != nullptr) total += expf(*query.sink - most);
+    return 1.0f / total;
+}
+
 // Turns products into scores, and scores into weights, in place.
 void exponentiate(const AttentionCall& call, Query& query) {
     F32x16 largest = set1_ps(-INFINITY);
@@ -91,18 +105,14 @@ void exponentiate(const AttentionCall& call, Query& query) {
         largest = max_ps(s, largest);
         storeu_ps(query.scores + j, s);
     }
-    float most = reduce_max_ps(largest);
-    if (query.sink != nullptr && *query.sink > most) most = *query.sink;
-    if (most == -INFINITY) most = 0;  // no key is seen
+    const float most = most_of(query, largest);
     F32x16 sum = setzero_ps();
     for (int64_t j = query.first_block(); j <= query.position; j += 16) {
         const F32x16 w = exp_nonpositive(sub_ps(loadu_ps(query.scores + j), set1_ps(most)));
         sum = add_ps(sum, w);
         storeu_ps(query.scores + j, w);
     }
-    float total = reduce_add_ps(sum);
-    if (query.sink != nullptr) total += expf(*query.sink - most);
-    query.inverse = 1.0f / total;
+    query.inverse = inverse_of(query, most, sum);
 }
 
 void store_output(const AttentionCall& call, const Query& query, int64_t column, F32x16 sum) {
