@@ -33,9 +33,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 KEY = "secret"
 STORY = "Once upon a time, there was a little"
+PROMPTS = [f"{STORY} {name}" for name in ("girl", "boy", "dog", "cat", "bird", "fish", "tree", "star")]
 LENGTH = 200
-Result = tuple[str, bool, str]
-"""(the prompt, whether its text was finished, the text)"""
+STREAM_LENGTH = 1800
+"""Tokens of a stream that must not end before its replica is killed."""
+Result = tuple[str, str, bool]
+"""(the prompt, the text, whether the text is complete)"""
 
 
 @dataclass
@@ -47,17 +50,22 @@ class Cluster:
         return httpx2.get(self.url + path, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
 
     def counts(self, name: str) -> dict[str, float]:
-        """A metric's total over all labels, by replica."""
-        found = Counter[str]()
-        for labels, value in re.findall(rf"^foredraft:{name}{{(.*)}} (\S+)$", self.get("/metrics").text, re.MULTILINE):
-            found[re.findall(r'replica="(\w+)"', labels)[0]] += float(value)
-        return dict(found)
+        """See `counts_in`."""
+        return counts_in(self.get("/metrics").text, name)
 
     def pids(self) -> dict[str, int]:
         text = self.get("/metrics").text
         info = re.findall(r"^foredraft:replica_info{(.*)}", text, re.MULTILINE)
         fields = [dict(re.findall(r'(\w+)="([^"]*)"', labels)) for labels in info]
         return {one["replica"]: int(one["pid"]) for one in fields}
+
+
+def counts_in(metrics: str, name: str) -> dict[str, float]:
+    """A metric's total over all labels, by replica."""
+    found = Counter[str]()
+    for labels, value in re.findall(rf"^foredraft:{name}{{(.*)}} (\S+)$", metrics, re.MULTILINE):
+        found[re.findall(r'replica="(\w+)"', labels)[0]] += float(value)
+    return dict(found)
 
 
 def descendants(pid: int) -> set[int]:
@@ -122,13 +130,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         process.wait(10)
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, str]:
-    """The greedy texts, by prompt."""
-    prompts = [f"{STORY} {name}" for name in ("girl", "boy", "dog", "cat", "bird", "fish", "tree", "star")]
-    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+def greedy_texts(prompts: list[str], length: int) -> dict[str, str]:
+    """The texts of `length` tokens, by prompt."""
+    params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
     outputs = LLM(seed=0, method="none").generate(prompts, params)
     return {prompt: output.outputs[0].text for prompt, output in zip(prompts, outputs, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    return greedy_texts(PROMPTS, LENGTH)
 
 
 def test_the_official_client_works_with_a_cluster(cluster: Cluster, expected: dict[str, str]) -> None:
@@ -210,24 +221,25 @@ def test_rays_ports_are_not_open_to_others(cluster: Cluster) -> None:
 async def _whole(client: httpx2.AsyncClient, prompt: str) -> Result:
     body = {"prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True}
     answer = (await client.post("/v1/completions", json=body)).json()
-    return prompt, True, answer["choices"][0]["text"] if "choices" in answer else json.dumps(answer)
+    is_complete = "choices" in answer
+    return prompt, answer["choices"][0]["text"] if is_complete else json.dumps(answer), is_complete
 
 
 async def _stream(client: httpx2.AsyncClient, prompt: str, begun: asyncio.Event) -> Result:
     """Fails if a stream ends without [DONE] or an error."""
-    body = {"prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"prompt": prompt, "max_tokens": STREAM_LENGTH, "temperature": 0, "ignore_eos": True, "stream": True}
     text = ""
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200
         async for line in answer.aiter_lines():
             if line == "data: [DONE]":
-                return prompt, True, text
+                return prompt, text, True
             if line:
                 event = json.loads(line.removeprefix("data: "))
                 if "error" in event:
                     assert event["error"]["code"] == "replica_lost"
                     assert "ended" in event["error"]["message"]
-                    return prompt, False, text
+                    return prompt, text, False
                 text += event["choices"][0]["text"]
                 begun.set()
     raise AssertionError("the stream ended without [DONE] and without an error")
@@ -244,33 +256,36 @@ async def _until(end: asyncio.Event, send: Callable[[], Awaitable[Result]]) -> l
 def test_a_replica_may_be_killed_under_load(cluster: Cluster, expected: dict[str, str]) -> None:
     before = cluster.pids()
     assert len(before) == 2
-    victim, pid = next(iter(before.items()))
+    preferred = {prompt: rank_replicas(prompt, dict.fromkeys(before, 0), slack=0)[0] for prompt in PROMPTS}
+    victim = Counter(preferred.values()).most_common(1)[0][0]
+    streamed = [prompt for prompt in PROMPTS if preferred[prompt] == victim][:4]
+    long_texts = greedy_texts(streamed, STREAM_LENGTH)
 
-    async def main() -> list[Result]:
+    async def main() -> tuple[list[Result], list[Result]]:
         headers = {"Authorization": f"Bearer {KEY}"}
         limits = httpx2.Limits(max_connections=200)
         async with httpx2.AsyncClient(base_url=cluster.url, headers=headers, timeout=120, limits=limits) as client:
-            killed = asyncio.Event()
-            begun = {prompt: asyncio.Event() for prompt in expected}
-            # Every client sends its next request at once, so that each replica has some in progress however fast it is.
-            wholes = [_until(killed, partial(_whole, client, one)) for one in [*expected] * 4]
-            streams = [_until(killed, partial(_stream, client, one, begun[one])) for one in [*expected] * 2]
-            clients = asyncio.gather(*wholes, *streams)
+            # The replicas are idle, so these long streams go to the one that their prompts prefer.
+            begun = {prompt: asyncio.Event() for prompt in streamed}
+            streams = asyncio.gather(*(_stream(client, one, begun[one]) for one in streamed))
             await asyncio.gather(*(one.wait() for one in begun.values()))
-            os.kill(pid, signal.SIGKILL)
+            killed = asyncio.Event()
+            wholes = asyncio.gather(*(_until(killed, partial(_whole, client, one)) for one in PROMPTS * 4))
+            running = 0.0
+            while running <= len(streamed):
+                running = counts_in((await client.get("/metrics")).text, "num_requests_running").get(victim, 0)
+            os.kill(before[victim], signal.SIGKILL)
             killed.set()
-            return [result for results in await clients for result in results]
+            return await streams, [result for results in await wholes for result in results]
 
-    results = asyncio.run(main())
-    finished = [(prompt, text) for prompt, is_finished, text in results if is_finished]
-    broken = [(prompt, text) for prompt, is_finished, text in results if not is_finished]
-    assert all(text == expected[prompt] for prompt, text in finished)
-    assert all(expected[prompt].startswith(text) and text for prompt, text in broken)
-    assert broken
+    streams, wholes = asyncio.run(main())
+    assert all(is_complete and text == expected[prompt] for prompt, text, is_complete in wholes)
+    assert all(text and not is_complete for _, text, is_complete in streams)
+    assert all(long_texts[prompt].startswith(text) for prompt, text, _ in streams)
     metrics = cluster.get("/metrics")
     assert metrics.status_code == 200, metrics.text
     lost = dict(re.findall(r'replica_lost_requests_total{outcome="(\w+)",replica="front"} (\S+)', metrics.text))
-    assert float(lost["broken"]) == len(broken)
+    assert float(lost["broken"]) == len(streamed)
     assert float(lost["retried"]) > 0
     assert "failed" not in lost
 
