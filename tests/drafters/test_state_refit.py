@@ -157,7 +157,7 @@ def test_a_finished_text_is_forgotten(target: LanguageModel, untrained: MedusaHe
     texts_of(engine_of(target, made, speculative_tokens=4, retain=False), params_of(8))
     assert made._refit is not None
     assert not made._refit._num_learned
-    assert not made._refit._ways._pending
+    assert not made._refit._variants._pending
 
 
 def test_an_llm_adapts_if_adapt_is_set() -> None:

@@ -21,7 +21,7 @@ from torch.nn.functional import linear, normalize
 
 from foredraft.drafters._drafts import Draft
 from foredraft.drafters._least_squares import RecursiveLeastSquares
-from foredraft.drafters._two_ways import TwoWays
+from foredraft.drafters._variants import DraftVariants
 from foredraft.drafters.refit_schedule import RefitSchedule
 from foredraft.engine.proposal import DraftRequest
 from foredraft.heads import MedusaHead
@@ -29,7 +29,7 @@ from foredraft.heads import MedusaHead
 MAX_EXAMPLES = 16
 NUM_INPUTS = 128
 _SEED = 0
-_AS_THEY_ARE = 0
+_UNCHANGED = 0
 
 
 class _Examples(NamedTuple):
@@ -56,16 +56,16 @@ class StateRefit:
         self._projection = (projection * NUM_INPUTS**-0.5).to(head.device)
         self._correction = RecursiveLeastSquares(NUM_INPUTS, num_heads * width, head.device)
         self._num_learned: dict[int, int] = {}
-        self._ways = TwoWays()
-        self._way = 0
+        self._variants = DraftVariants()
+        self._variant = _UNCHANGED
 
     def states(self, requests: Sequence[DraftRequest], hidden: Tensor) -> Tensor:
         """The inputs of the lm_heads, after learning if that is due. hidden: [len(requests), H], of the last token that the target has
         read -> [len(requests), heads, H]"""
         if self.schedule.is_due:
             self._learn(requests)
-        self._way, hidden = self._ways.choose(requests), hidden.to(self._head.dtype)
-        if self._way == _AS_THEY_ARE:
+        self._variant, hidden = self._variants.choose(requests), hidden.to(self._head.dtype)
+        if self._variant == _UNCHANGED:
             return self._head.states(hidden)
         pending = self._embedded([request.tokens[_num_read(request)] for request in requests])
         return self._corrected(hidden, self._inputs(hidden, pending))
@@ -73,7 +73,7 @@ class StateRefit:
     def remember(self, drafts: Sequence[Draft]) -> None:
         """Note what was drafted from the last states, to count what is accepted."""
         for draft in drafts:
-            self._ways.remember(draft.request, draft.ids, draft.parents, self._way)
+            self._variants.remember(draft.request, draft.ids, draft.parents, self._variant)
 
     def _learn(self, requests: Sequence[DraftRequest]) -> None:
         """Learn from what the target has read since the last refit."""
@@ -93,7 +93,7 @@ class StateRefit:
         self.schedule.record(len(hidden), time.perf_counter() - started)
 
     def forget(self, seq_ids: Sequence[int]) -> None:
-        self._ways.forget(seq_ids)
+        self._variants.forget(seq_ids)
         for seq_id in seq_ids:
             self._num_learned.pop(seq_id, None)
 

@@ -63,17 +63,17 @@ def _mtp_lines(target: ModelReport) -> list[str]:
 def _vocabulary_lines(report: VocabularyReport | None) -> list[str]:
     if report is None:
         return []
-    way = _WAYS[report.method]
+    how = _DRAFTING[report.method]
     if report.agreement is None:
-        return [f"vocabularies: {way}"]
+        return [f"vocabularies: {how}"]
     chosen = "" if report.is_chosen else ", as requested"
     return [
-        f"vocabularies: {way}{chosen}; on the {report.text} text {100 * report.agreement:.0f} % of the draft's ids agree in place, "
+        f"vocabularies: {how}{chosen}; on the {report.text} text {100 * report.agreement:.0f} % of the draft's ids agree in place, "
         f"and it has {report.draft_bytes_per_id:.2f} bytes per id against {report.target_bytes_per_id:.2f}"
     ]
 
 
-_WAYS = {
+_DRAFTING = {
     "same": "the same",
     "slem": "different; slem: the draft's text is encoded with the target's tokenizer and compared",
     "tli": "different; tli: the draft model draws from the tokens that both have",

@@ -1,4 +1,4 @@
-"""TwoWays chooses the better of two ways to draft, by how many of their tokens are accepted."""
+"""DraftVariants chooses the better of two variants of a drafter, by how many of their tokens are accepted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from foredraft.drafters._two_ways import TRIAL_PERIOD, TwoWays, _follow, _Pending
+from foredraft.drafters._variants import TRIAL_PERIOD, DraftVariants, _follow, _Pending
 from foredraft.testing.requests import request_for
 
 TEXT = [9, 1, 2, 3]
@@ -31,29 +31,29 @@ def test_a_draft_is_followed_through_the_text(
     assert _follow(_Pending(1, ids, parents, 0), TEXT) == wanted
 
 
-def share_of_way_1(chances: Sequence[tuple[float, float]], num_drafts: int = 600) -> list[float]:
-    """The share of drafts by way 1. chances: the acceptance rate of each way, for consecutive stretches of drafts."""
-    ways, random, found, text = TwoWays(), Random(0), [], [0]
+def share_of_variant_1(chances: Sequence[tuple[float, float]], num_drafts: int = 600) -> list[float]:
+    """The share of drafts by variant 1. chances: the acceptance rate of each variant, for consecutive stretches of drafts."""
+    variants, random, found, text = DraftVariants(), Random(0), [], [0]
     for stretch in chances:
         chosen = []
         for _ in range(num_drafts):
             request = request_for(0, list(text), 4)
-            way = ways.choose([request])
-            chosen.append(way)
-            ways.remember(request, [1, 1, 1, 1], None, way)
-            text += [1 if random.random() < stretch[way] else 2, 2]
+            variant = variants.choose([request])
+            chosen.append(variant)
+            variants.remember(request, [1, 1, 1, 1], None, variant)
+            text += [1 if random.random() < stretch[variant] else 2, 2]
         found.append(sum(chosen) / len(chosen))
     return found
 
 
-def test_the_better_way_drafts_except_in_trials() -> None:
-    first, second, third = share_of_way_1([(0.5, 0.2), (0.1, 0.4), (0.5, 0.2)])
+def test_the_better_variant_drafts_except_in_trials() -> None:
+    first, second, third = share_of_variant_1([(0.5, 0.2), (0.1, 0.4), (0.5, 0.2)])
     assert max(first, third) < 0.2
     assert 0.8 < second <= 1 - 0.9 / TRIAL_PERIOD
 
 
 def test_nothing_is_kept_of_ended_texts() -> None:
-    ways = TwoWays()
-    ways.remember(request_for(3, TEXT, 4), [1], None, 0)
-    ways.forget([3, 4])
-    assert not ways._pending
+    variants = DraftVariants()
+    variants.remember(request_for(3, TEXT, 4), [1], None, 0)
+    variants.forget([3, 4])
+    assert not variants._pending

@@ -1,4 +1,4 @@
-"""Choosing the better of two ways to draft: both are tried, and their accepted draft tokens are counted."""
+"""Choosing between two variants of a drafter: both are tried, and their accepted draft tokens are counted."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class _Pending(NamedTuple):
     start: int
     ids: Sequence[int]
     parents: Sequence[int] | None
-    way: int
+    variant: int
 
 
-class TwoWays:
-    """Ways 0 and 1. The better one drafts, except every TRIAL_PERIOD-th time, when the other does. The better one has the higher
-    recent acceptance rate: accepted draft tokens, divided by accepted and first rejected ones. In a tie way 0 drafts.
+class DraftVariants:
+    """Variants 0 and 1. The better one drafts, except every TRIAL_PERIOD-th time, when the other does. The better one has the higher
+    recent acceptance rate: accepted draft tokens, divided by accepted and first rejected ones. In a tie variant 0 drafts.
 
     The choice depends on committed texts alone, not on the draft being made.
     """
@@ -41,16 +41,16 @@ class TwoWays:
         return int(rates[1] > rates[0])
 
     def choose(self, requests: Sequence[DraftRequest]) -> int:
-        """The way to draft for these requests, after counting what was accepted of their last drafts."""
+        """The variant that drafts for these requests, after counting what was accepted of their last drafts."""
         for request in requests:
             self._count(request)
         self._num_choices += 1
         return self.better if self._num_choices % TRIAL_PERIOD else 1 - self.better
 
-    def remember(self, request: DraftRequest, ids: Sequence[int], parents: Sequence[int] | None, way: int) -> None:
+    def remember(self, request: DraftRequest, ids: Sequence[int], parents: Sequence[int] | None, variant: int) -> None:
         """Note a draft, to be counted when its text goes on."""
         if ids:
-            self._pending[request.seq_id] = _Pending(len(request.tokens), ids, parents, way)
+            self._pending[request.seq_id] = _Pending(len(request.tokens), ids, parents, variant)
 
     def forget(self, seq_ids: Sequence[int]) -> None:
         for seq_id in seq_ids:
@@ -61,8 +61,8 @@ class TwoWays:
         if draft is None or len(request.tokens) <= draft.start:
             return
         num_accepted, has_more = _follow(draft, request.tokens)
-        self._accepted[draft.way] = _DECAY * self._accepted[draft.way] + num_accepted
-        self._evaluated[draft.way] = _DECAY * self._evaluated[draft.way] + num_accepted + has_more
+        self._accepted[draft.variant] = _DECAY * self._accepted[draft.variant] + num_accepted
+        self._evaluated[draft.variant] = _DECAY * self._evaluated[draft.variant] + num_accepted + has_more
 
 
 def _follow(draft: _Pending, tokens: Sequence[int]) -> tuple[int, bool]:
