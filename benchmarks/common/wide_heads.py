@@ -2,7 +2,7 @@
 
     python -m benchmarks.common.wide_heads SMALL_HEAD SMALL_TARGET WIDE_TARGET OUT
 
-WIDE_TARGET is made by shared/tools/widen.py. An EAGLE-3 head becomes as wide as the target, and costs what a head of that width costs.
+WIDE_TARGET is made by shared/tools/widen.py. EAGLE-3 heads and block heads (DFlash, DSpark) become as wide as the target, and cost what heads of that width cost.
 An EAGLE-1 head that projects the target's states keeps its own width; its norms share one epsilon, which cannot suit both widths, so its
 drafts change by some thousandths.
 
@@ -21,10 +21,15 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig
 
-from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
-from foredraft.heads.saving import save_eagle1, save_eagle3
+from foredraft.heads import DFlashConfig, DFlashHead, EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
+from foredraft.heads.config import Markov
+from foredraft.heads.saving import save_block_head, save_eagle1, save_eagle3
 from foredraft.model import LanguageModel, LoadOptions, load_model
 
+Head = EagleHead | DFlashHead
+Config = EagleConfig | DFlashConfig
+
+_READS_FEATURES = ("fc.weight", "feature_fc.weight")
 _WRITES_BACK = ("o_proj.weight", "down_proj.weight")
 
 
@@ -34,30 +39,48 @@ def wide_taps(taps: tuple[int, ...], num_layers: int, wide_layers: int) -> tuple
 
 
 @torch.no_grad()
-def widen_head(head: EagleHead, num_layers: int, target: LanguageModel, seed: int = 0) -> EagleHead:
+def widen_head(head: Head, num_layers: int, target: LanguageModel, seed: int = 0) -> Head:
     """Widen a head, in float32. num_layers: of the small target. target: the widened one.
 
-    Raises ValueError for an EAGLE-3 head that has embeddings or an lm_head of its own, and for other heads.
+    Raises ValueError for a head that has embeddings or an lm_head of its own, unless it is an EAGLE-1 head that projects, for a block head
+    whose correction reads hidden states, and for other heads.
     """
     config = head.config
-    is_plain = config.kind == "eagle3" and not (config.owns_embeddings or config.owns_lm_head or config.fc_norm)
-    if not is_plain and not config.projects_features:
-        raise ValueError("only EAGLE-3 heads with the target's embeddings and lm_head, and EAGLE-1 heads that project")
+    if not (_projects(config) or _depends_on_target(config)):
+        raise ValueError(
+            f"a head of this kind cannot be widened: {config.kind}, or it has embeddings or an lm_head of its own"
+        )
     ends = TargetEnds(target.hf)
-    wide = EagleHead(_wide_config(config, num_layers, target.hf.config), ends.embed, ends.lm_head)
+    wide = type(head)(_wide_config(config, num_layers, target.hf.config), ends.embed, ends.lm_head)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     small = {name: weight.float() for name, weight in head.state_dict().items()}
     weights = {
-        name: _wide_weight(name, small[name], weight.shape, len(config.taps), generator)
+        name: _wide_weight(name, small[name], weight.shape, _num_parts(name, config), generator)
         for name, weight in wide.state_dict().items()
     }
     wide.load_state_dict(weights, assign=True)
     return wide
 
 
-def _wide_config(config: EagleConfig, num_layers: int, target: LlamaConfig) -> EagleConfig:
+def _projects(config: Config) -> bool:
+    """Whether it projects the target's states and otherwise does not depend on its width."""
+    return isinstance(config, EagleConfig) and config.projects_features
+
+
+def _depends_on_target(config: Config) -> bool:
+    """Whether it uses the target's embeddings and lm_head, and its other parts are those of its layers or do not depend on its width."""
+    if config.owns_embeddings or config.owns_lm_head:
+        return False
+    if isinstance(config, EagleConfig):
+        return config.kind == "eagle3" and not config.fc_norm
+    correction = config.correction
+    has_known_correction = correction is None or (isinstance(correction, Markov) and correction.kind == "vanilla")
+    return config.convolution is None and has_known_correction
+
+
+def _wide_config(config: Config, num_layers: int, target: LlamaConfig) -> Config:
     taps = wide_taps(config.taps, num_layers, target.num_hidden_layers)
-    if config.projects_features:
+    if _projects(config):
         return replace(config, taps=taps, target_hidden_size=target.hidden_size)
     layer = copy.deepcopy(config.layer)
     ratio = target.hidden_size // layer.hidden_size
@@ -69,19 +92,20 @@ def _wide_config(config: EagleConfig, num_layers: int, target: LlamaConfig) -> E
     return replace(config, layer=layer, taps=taps, target_hidden_size=target.hidden_size)
 
 
-def _wide_weight(name: str, small: Tensor, shape: torch.Size, num_taps: int, generator: torch.Generator) -> Tensor:
-    """Entries that are not the small head's cost time and change nothing: random, except where the stream's zeros must stay zeros."""
+def _wide_weight(name: str, small: Tensor, shape: torch.Size, parts: int, generator: torch.Generator) -> Tensor:
+    """parts: the number of vectors as wide as the stream that a matrix reads side by side.
+
+    Entries that are not the small head's cost time and change nothing: random, except where the stream's zeros must stay zeros."""
     if small.shape == shape:
         return small
     if small.ndim == 1:
         ratio = shape[0] / small.shape[0]
         return torch.cat([small * ratio**-0.5, torch.ones(shape[0] - small.shape[0])])
-    if name in ("fc.weight", "feature_fc.weight") or name.endswith(_WRITES_BACK):
+    if name in _READS_FEATURES or name.endswith(_WRITES_BACK):
         wide = torch.zeros(shape)
     else:
         wide = 0.5 * shape[1] ** -0.5 * torch.randn(shape, generator=generator)
         wide[: small.shape[0]] = 0
-    parts = _num_parts(name, num_taps)
     width, wide_width = small.shape[1] // parts, shape[1] // parts
     for part in range(parts):
         columns = small[:, part * width : (part + 1) * width]
@@ -89,11 +113,22 @@ def _wide_weight(name: str, small: Tensor, shape: torch.Size, num_taps: int, gen
     return wide
 
 
-def _num_parts(name: str, num_taps: int) -> int:
-    """The number of vectors as wide as the stream that a matrix reads side by side: several layers' states, or an embedding and a state."""
-    if name in ("fc.weight", "feature_fc.weight"):
-        return num_taps
-    return 2 if name.startswith("layers.0.self_attn.") and not name.endswith(_WRITES_BACK) else 1
+def _num_parts(name: str, config: Config) -> int:
+    """Several layers' states, or an embedding and a state."""
+    if name in _READS_FEATURES:
+        return len(config.taps)
+    reads_pairs = isinstance(config, EagleConfig) and name.startswith("layers.0.self_attn.")
+    return 2 if reads_pairs and not name.endswith(_WRITES_BACK) else 1
+
+
+def save_head(head: Head, folder: Path, target: LanguageModel, target_name: str) -> None:
+    architectures = [type(target.hf).__name__]
+    if isinstance(head, DFlashHead):
+        save_block_head(head, folder, target_name, architectures)
+    elif _projects(head.config):
+        save_eagle1(head, folder, target_name, architectures)
+    else:
+        save_eagle3(head, folder, target_name, architectures)
 
 
 def main() -> None:
@@ -105,10 +140,10 @@ def main() -> None:
     checkpoint = load_head(str(args.head), TargetShape.of(config))
     target = load_model(str(args.target), LoadOptions(device="cpu"))
     ends = TargetEnds(target.hf)
-    wide = widen_head(EagleHead.of(checkpoint, ends.embed, ends.lm_head), config.num_hidden_layers, target)
+    make = DFlashHead if isinstance(checkpoint.config, DFlashConfig) else EagleHead
+    wide = widen_head(make.of(checkpoint, ends.embed, ends.lm_head), config.num_hidden_layers, target)
     args.out.mkdir(parents=True, exist_ok=True)
-    save = save_eagle1 if wide.config.projects_features else save_eagle3
-    save(wide, args.out, args.target.name, [type(target.hf).__name__])
+    save_head(wide, args.out, target, args.target.name)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from benchmarks.common.paths import SHARED
-from benchmarks.common.wide_heads import wide_taps, widen_head
-from foredraft.heads import EagleHead, TargetEnds, TargetShape, load_head
+from benchmarks.common.wide_heads import save_head, wide_taps, widen_head
+from foredraft.heads import DFlashHead, EagleHead, TargetEnds, TargetShape, load_head
 from foredraft.heads.unrolled import unroll
+from foredraft.heads.unrolled_blocks import unroll_blocks
 from foredraft.model import LanguageModel, LoadOptions, load_model
+from foredraft.train.block_heads import DSparkKind
 from foredraft.train.eagle1 import Eagle1Kind
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.unrolled_drafts import TargetStates
@@ -23,6 +25,12 @@ WIDENER = SHARED / "tools" / "widen.py"
 
 def loaded(folder: Path) -> LanguageModel:
     return load_model(folder, LoadOptions(dtype="float32", device="cpu", kernels="torch"))
+
+
+def small_and_wide(folder: Path) -> tuple[LanguageModel, LanguageModel]:
+    make_toy(folder / "small")
+    runpy.run_path(str(WIDENER))["widen"](folder / "small", folder / "wide", 64, 5, 80, 8)
+    return loaded(folder / "small"), loaded(folder / "wide")
 
 
 def saved_head(kind: str, target: LanguageModel, folder: Path) -> EagleHead:
@@ -45,12 +53,42 @@ def logits_of(head: EagleHead, target: LanguageModel, ids: torch.Tensor) -> torc
     return torch.stack(list(unroll(head, features, ids[:, 1:], 3)))
 
 
+def saved_block_head(target: LanguageModel, folder: Path) -> DFlashHead:
+    """A new DSpark head as it is saved: without the target's lm_head, with a correction that matters."""
+    kind, ends = DSparkKind(block_size=4, mask_token=7, markov_rank=8), TargetEnds(target.hf)
+    head = kind.new(target, [], seed=3)
+    torch.nn.init.normal_(head.fc.weight, std=0.1)
+    for weight in head.correction.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    kind.save(head, target, "small", folder, torch.float32)
+    return DFlashHead.of(load_head(str(folder), TargetShape.of(target.hf.config)), ends.embed, ends.lm_head)
+
+
+def block_logits_of(head: DFlashHead, target: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
+    """[places, B * A, V]"""
+    features, _ = TargetStates(target, head.config.taps)(ids)
+    return torch.stack(list(unroll_blocks(head, features, ids, torch.tensor([[1, 5], [3, 7]]))))
+
+
+@pytest.mark.skipif(not WIDENER.exists(), reason="the widener of targets is not there")
+def test_the_logits_of_a_widened_block_head_are_the_small_ones(tmp_path: Path) -> None:
+    small, wide = small_and_wide(tmp_path)
+    head = saved_block_head(small, tmp_path / "head")
+    wide_head = widen_head(head, 3, wide)
+    save_head(wide_head, tmp_path, wide, "wide")
+    ends = TargetEnds(wide.hf)
+    loaded_again = DFlashHead.of(load_head(str(tmp_path), TargetShape.of(wide.hf.config)), ends.embed, ends.lm_head)
+    ids = torch.randint(1, 4096, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = block_logits_of(head, small, ids)
+        assert torch.allclose(block_logits_of(wide_head, wide, ids), expected, atol=1e-4)
+        assert torch.allclose(block_logits_of(loaded_again, wide, ids), expected, atol=0.1 * float(expected.std()))
+
+
 @pytest.mark.skipif(not WIDENER.exists(), reason="the widener of targets is not there")
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
 def test_the_logits_of_a_widened_head_are_the_small_ones(kind: str, tmp_path: Path) -> None:
-    make_toy(tmp_path / "small")
-    runpy.run_path(str(WIDENER))["widen"](tmp_path / "small", tmp_path / "wide", 64, 5, 80, 8)
-    small, wide = loaded(tmp_path / "small"), loaded(tmp_path / "wide")
+    small, wide = small_and_wide(tmp_path)
     head = saved_head(kind, small, tmp_path / "head")
     wide_head = widen_head(head, 3, wide)
     ids = torch.randint(1, 4096, (2, 12), generator=torch.Generator().manual_seed(0))
