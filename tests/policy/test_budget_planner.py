@@ -79,6 +79,12 @@ def test_a_plan_is_reused_until_new_drafts_or_many_steps_or_a_clear() -> None:
     assert planner.budgets([text()], 2000, sampled=False) is not third
 
 
+def test_among_equals_each_gets_the_budget_of_a_batch_like_itself() -> None:
+    planner = Planner("a")
+    budgets = planner.budgets([text(seq_id) for seq_id in range(3)], 1, sampled=False)
+    assert planner.budget_among_equals(text(9), 3, 1, sampled=False) is budgets[0], "from the same plan"
+
+
 def planner_with(part: str, part_ms: float) -> Planner:
     """A merged drafter of 1 ms and one of its parts, which are accepted equally often, so the faster one would be used."""
     return Planner(part, "merged", merged=[part], draft_ms={part: part_ms, "merged": 1.0})

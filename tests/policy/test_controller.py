@@ -302,6 +302,17 @@ def test_texts_of_one_batch_get_individual_budgets() -> None:
     assert bad < 0.5 * good
 
 
+def test_a_text_that_joins_a_batch_drafts_at_once() -> None:
+    """Although the time of a plain step of one text alone is unknown."""
+    simulator = simulate({"a": drafter(0.9, 0.0005)}, *map(text, range(4)))
+    simulator.run(FIRST_LEARNING)
+    for seq_id in range(100, 110):
+        simulator.add(text(seq_id))
+        (joined,) = simulator.run(1)
+        assert joined.budgets[seq_id].max_draft > 3
+        simulator.run(10)
+
+
 @pytest.mark.parametrize("wanted", [0, 1, 5])
 def test_a_request_with_a_fixed_number_gets_it(wanted: int) -> None:
     """Whether or not that is fastest. The budgets of the other texts in the batch are still chosen."""

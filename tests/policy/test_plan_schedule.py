@@ -13,7 +13,7 @@ def test_the_interval_is_twenty_milliseconds_of_steps_within_bounds(step_time: f
     schedule.record_step(step_time)
     schedule.set_next(10, at_once=False)
     assert schedule.interval == interval
-    assert next(step for step in range(10, 100) if schedule.is_due(step, 0)) == 10 + interval
+    assert next(step for step in range(10, 100) if schedule.is_due(step)) == 10 + interval
 
 
 def test_slow_plans_are_made_less_often() -> None:
@@ -25,13 +25,11 @@ def test_slow_plans_are_made_less_often() -> None:
     assert schedule.interval == pytest.approx(150 * 0.002 / 0.01, abs=1)
 
 
-def test_a_plan_is_due_at_once_when_the_batch_changes_or_the_plan_expires() -> None:
+def test_a_plan_is_due_at_once_when_the_last_one_expires() -> None:
     schedule = PlanSchedule()
-    schedule.num_planned = 3
     schedule.set_next(10, at_once=False)
-    assert not schedule.is_due(11, 3)
-    assert schedule.is_due(11, 2)
+    assert not schedule.is_due(11)
     schedule.expire()
-    assert schedule.is_due(11, 3)
+    assert schedule.is_due(11)
     schedule.set_next(11, at_once=True)
-    assert schedule.is_due(12, 3)
+    assert schedule.is_due(12)

@@ -18,8 +18,8 @@ _NUM_STEPS_OF_USE = 32
 """For how many steps a drafter that has read a text is expected to be used."""
 _PLAN_STEPS = 1024
 _MIN_NEW_DRAFTS, _MAX_NEW_DRAFTS, _NEW_DRAFT_SHARE = 4, 64, 1 / 8
-"""A plan is reused for at most this many steps, and until this many more drafts were verified: a share of all so far, within
-bounds."""
+"""A plan is reused for at most this many steps, and until this many more drafts were verified for each of its sequences: a share of all
+so far, within bounds."""
 _MAX_REMEMBERED = 4096
 """The most cached plans times sequences per plan: a plan takes about a quarter of a kilobyte for each sequence."""
 
@@ -80,18 +80,25 @@ class BudgetPlanner:
 
     def budgets(self, sequences: Sequence[TokenSequence], step: int, *, sampled: bool) -> list[DraftBudget]:
         """The budgets of the best plan. A recent plan for sequences in the same state is reused."""
-        key = sampled, tuple([self._key(sequence, step) for sequence in sequences])
+        return self._budgets(tuple([self._key(sequence, step) for sequence in sequences]), step, sampled)
+
+    def budget_among_equals(self, sequence: TokenSequence, size: int, step: int, *, sampled: bool) -> DraftBudget:
+        """The budget of a sequence in a batch of this size if all the others are in the same state."""
+        return self._budgets((self._key(sequence, step),) * size, step, sampled)[0]
+
+    def _budgets(self, keys: tuple[_Key, ...], step: int, sampled: bool) -> list[DraftBudget]:
+        key = sampled, keys
         plan = self._plans.get(key)
         if plan is not None and step <= plan[0] and self._num_drafts <= plan[1]:
             return plan[2]
-        if len(self._plans) * len(sequences) > _MAX_REMEMBERED:
+        if len(self._plans) * len(keys) > _MAX_REMEMBERED:
             self._plans.clear()
         main_parts = self._main_parts()
-        candidates = {each: self._candidate(each, main_parts) for each in dict.fromkeys(key[1])}
-        best = best_plan([candidates[each] for each in key[1]], self._costs, sampled=sampled)
-        budgets = [NO_DRAFTING] * len(sequences) if best is None else best.budgets
+        candidates = {each: self._candidate(each, main_parts) for each in dict.fromkeys(keys)}
+        best = best_plan([candidates[each] for each in keys], self._costs, sampled=sampled)
+        budgets = [NO_DRAFTING] * len(keys) if best is None else best.budgets
         num_new = min(max(int(_NEW_DRAFT_SHARE * self._num_drafts), _MIN_NEW_DRAFTS), _MAX_NEW_DRAFTS)
-        self._plans[key] = step + _PLAN_STEPS, self._num_drafts + num_new, budgets
+        self._plans[key] = step + _PLAN_STEPS, self._num_drafts + num_new * len(keys), budgets
         return budgets
 
     def _key(self, sequence: TokenSequence, step: int) -> _Key:

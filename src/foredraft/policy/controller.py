@@ -65,11 +65,13 @@ class Controller:
         self._active: frozenset[str] = frozenset()
         self._needs_plain_step = False
         self._step = 0
+        self._batch_size = 0
 
     def begin(self, running: Sequence[TokenSequence]) -> None:
         self._step += 1
+        self._batch_size = len(running)
         self._cooldowns.next_step()
-        if running and self._schedule.is_due(self._step, len(running)):
+        if running and self._schedule.is_due(self._step):
             started = self._clock()
             self._replan(running)
             seconds = self._clock() - started
@@ -80,8 +82,8 @@ class Controller:
         if sequence.speculative_tokens is not None:
             return self._planner.fixed_budget(sequence)
         if sequence not in self._states:
-            self._plan([sequence])
-            self._schedule.num_planned += 1
+            self._batch_size += 1
+            self._plan_joining(sequence)
         budget, most = self._states.of(sequence).budget, sequence.room - 1
         return budget if budget.max_draft <= most else budget._replace(max_draft=max(most, 0))
 
@@ -98,8 +100,8 @@ class Controller:
         if has_drafts:
             self._count_acceptance(step)
         for item in step.scoring:
-            if item.sequence.is_finished and self._states.remove(item.sequence):
-                self._schedule.num_planned -= 1
+            if item.sequence.is_finished:
+                self._states.remove(item.sequence)
 
     def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
         new = self._cooldowns.start(drafters, reason, num_steps)
@@ -113,7 +115,6 @@ class Controller:
 
     def _replan(self, running: Sequence[TokenSequence]) -> None:
         self._states.prune(running)
-        self._schedule.num_planned = len(running)
         self._probed = None
         sequences = [s for s in running if s.speculative_tokens is None and s in self._states]
         if sequences:
@@ -139,6 +140,15 @@ class Controller:
             budgets = self._planner.budgets(batch, self._step, sampled=sampled)
         for sequence, budget in zip(sequences, budgets, strict=False):
             self._states.of(sequence).budget = budget
+
+    def _plan_joining(self, sequence: TokenSequence) -> None:
+        """Set the budget that a new sequence has until the next plan: as if all the others were like it."""
+        if self._batch_size == 1:
+            self._plan([sequence])
+            return
+        sampled = is_sampled([sequence])
+        budget = self._planner.budget_among_equals(sequence, self._batch_size, self._step, sampled=sampled)
+        self._states.of(sequence).budget = budget
 
     def _count_fallbacks(self, sequences: Sequence[TokenSequence]) -> None:
         """Count a fallback of each drafter that the last plan used, if this plan uses none."""

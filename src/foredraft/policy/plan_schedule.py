@@ -12,17 +12,16 @@ _PLAN_TIME_WEIGHT = 0.1
 
 
 class PlanSchedule:
-    """interval: the number of steps between two plans. num_planned: the number of sequences with a budget."""
+    """interval: the number of steps between two plans."""
 
     def __init__(self) -> None:
         self.interval = _MIN_INTERVAL
-        self.num_planned = 0
         self._next_step = 0
         self._step_time = 0.0
         self._plan_time = 0.0
 
-    def is_due(self, step: int, num_running: int) -> bool:
-        return step >= self._next_step or num_running != self.num_planned
+    def is_due(self, step: int) -> bool:
+        return step >= self._next_step
 
     def expire(self) -> None:
         """Make the next plan at once."""

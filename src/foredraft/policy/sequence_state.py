@@ -41,9 +41,9 @@ class SequenceStates:
         """The number of tokens that the drafter would have to read first: a prompt, or tokens emitted while it was not used."""
         return len(sequence.tokens) - self.of(sequence).histories[drafter].num_read
 
-    def remove(self, sequence: TokenSequence) -> bool:
-        """Remove a sequence's state. -> whether there was one"""
-        return self._states.pop(sequence.seq_id, None) is not None
+    def remove(self, sequence: TokenSequence) -> None:
+        """Remove a sequence's state, if there is one."""
+        self._states.pop(sequence.seq_id, None)
 
     def prune(self, running: Sequence[TokenSequence]) -> None:
         """Remove the states of aborted sequences, of which the policy is not notified, once there may be many."""

@@ -59,7 +59,7 @@ class Drafting:
         if self._learns:
             self._observe(rows, started)
         running = [row.sequence for row in rows if row is not None]
-        self._policy.begin(running)
+        self._policy.begin([row.sequence for row in rows if row is not None and row.new_ids])  # not those that join now
         scheduled = []
         for sequence in running:
             drafter, max_draft, _ = self._policy.draft_budget(sequence)
