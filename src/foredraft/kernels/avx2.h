@@ -73,6 +73,8 @@ F32x16 mask_loadu_ps(F32x16 other, Mask16 mask, const float* from) {
     return mask == 0xffff ? loadu_ps(from) : mask_mov_ps(other, mask, maskz_loadu_ps(mask, from));
 }
 
+float first_lane(F32x16 x) { return _mm256_cvtss_f32(x.low); }
+
 float reduce_add_ps(F32x16 x) {
     const __m256 eight = _mm256_add_ps(x.low, x.high);
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -111,12 +113,23 @@ I512 maskz_loadu_epi32(Mask16 mask, const int32_t* from) {
 }
 I512 add_epi32(I512 a, I512 b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 
-int32_t reduce_add_epi32(I512 x) {
-    const __m256i eight = _mm256_add_epi32(x.low, x.high);
-    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
-    return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
+I512 max_epi32(I512 a, I512 b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
+I512 mullo_epi32(I512 a, I512 b) { return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)}; }
+
+int32_t reduce_max_epi32(I512 x) {
+    const __m256i eight = _mm256_max_epi32(x.low, x.high);
+    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_max_epi32(four, _mm_unpackhi_epi64(four, four));
+    return std::max(_mm_cvtsi128_si32(two), _mm_extract_epi32(two, 1));
 }
+
+void mask_storeu_epi32(int32_t* to, Mask16 mask, I512 x) {
+    _mm256_maskstore_epi32(to, lane_mask((Mask8)mask), x.low);
+    _mm256_maskstore_epi32(to + 8, lane_mask(mask >> 8), x.high);
+}
+
+I512 bits_of(F32x16 x) { return {_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)}; }
+F32x16 as_ps(I512 bits) { return {_mm256_castsi256_ps(bits.low), _mm256_castsi256_ps(bits.high)}; }
 
 I512 sub_epi32(I512 a, I512 b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
 Mask16 cmpge_epi32_mask(I512 a, I512 b) {
@@ -547,6 +560,35 @@ __m256 totals(const __m256* x) {
     const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
     const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+__m256 low_pairs(__m256 a, __m256 b) { return _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a), _mm256_castps_pd(b))); }
+__m256 high_pairs(__m256 a, __m256 b) { return _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(a), _mm256_castps_pd(b))); }
+F32x16 low_pairs(F32x16 a, F32x16 b) { return {low_pairs(a.low, b.low), low_pairs(a.high, b.high)}; }
+F32x16 high_pairs(F32x16 a, F32x16 b) { return {high_pairs(a.low, b.low), high_pairs(a.high, b.high)}; }
+template <int WHICH>
+F32x16 halves(F32x16 a, F32x16 b) { return {_mm256_permute2f128_ps(a.low, b.low, WHICH), _mm256_permute2f128_ps(a.high, b.high, WHICH)}; }
+
+// 16 vectors of 16 numbers -> each vector's numbers put together by `add`
+template <class Add>
+INLINE F32x16 reduced(const F32x16* x, const Add& add) {
+    __m256 a[8], b[8];
+    F32x16 found;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        // the halves of x[i] and of x[i + 8] are one vector each, which are reduced side by side
+        const F32x16 both = add(F32x16{x[i].low, x[i + 8].low}, F32x16{x[i].high, x[i + 8].high});
+        a[i] = both.low, b[i] = both.high;
+    }
+    F32x16 pairs[4], fours[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++)
+        pairs[i] = add(F32x16{_mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm256_unpacklo_ps(b[2 * i], b[2 * i + 1])},
+                       F32x16{_mm256_unpackhi_ps(a[2 * i], a[2 * i + 1]), _mm256_unpackhi_ps(b[2 * i], b[2 * i + 1])});
+#pragma GCC unroll 8
+    for (int i = 0; i < 2; i++)
+        fours[i] = add(low_pairs(pairs[2 * i], pairs[2 * i + 1]), high_pairs(pairs[2 * i], pairs[2 * i + 1]));
+    return add(halves<0x20>(fours[0], fours[1]), halves<0x31>(fours[0], fours[1]));
 }
 
 // scores of one query with 8 keys

@@ -43,6 +43,7 @@ F32x16 scalef_ps(F32x16 x, F32x16 power) { return _mm512_scalef_ps(x, power); }
 F32x16 mask_mov_ps(F32x16 other, Mask16 mask, F32x16 x) { return _mm512_mask_mov_ps(other, mask, x); }
 F32x16 maskz_mov_ps(Mask16 mask, F32x16 x) { return _mm512_maskz_mov_ps(mask, x); }
 F32x16 mask_add_ps(F32x16 other, Mask16 mask, F32x16 a, F32x16 b) { return _mm512_mask_add_ps(other, mask, a, b); }
+float first_lane(F32x16 x) { return _mm512_cvtss_f32(x); }
 float reduce_add_ps(F32x16 x) { return _mm512_reduce_add_ps(x); }
 float reduce_max_ps(F32x16 x) { return _mm512_reduce_max_ps(x); }
 Mask16 at_least(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
@@ -59,7 +60,12 @@ I512 setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, i
 I512 load_si512(const void* from) { return _mm512_load_si512(from); }
 I512 maskz_loadu_epi32(Mask16 mask, const int32_t* from) { return _mm512_maskz_loadu_epi32(mask, from); }
 I512 add_epi32(I512 a, I512 b) { return _mm512_add_epi32(a, b); }
-int32_t reduce_add_epi32(I512 x) { return _mm512_reduce_add_epi32(x); }
+I512 max_epi32(I512 a, I512 b) { return _mm512_max_epi32(a, b); }
+I512 mullo_epi32(I512 a, I512 b) { return _mm512_mullo_epi32(a, b); }
+int32_t reduce_max_epi32(I512 x) { return _mm512_reduce_max_epi32(x); }
+void mask_storeu_epi32(int32_t* to, Mask16 mask, I512 x) { _mm512_mask_storeu_epi32(to, mask, x); }
+I512 bits_of(F32x16 x) { return _mm512_castps_si512(x); }
+F32x16 as_ps(I512 bits) { return _mm512_castsi512_ps(bits); }
 I512 sub_epi32(I512 a, I512 b) { return _mm512_sub_epi32(a, b); }
 Mask16 cmple_epi32_mask(I512 a, I512 b) { return _mm512_cmple_epi32_mask(a, b); }
 Mask16 cmpge_epi32_mask(I512 a, I512 b) { return _mm512_cmpge_epi32_mask(a, b); }
@@ -267,18 +273,25 @@ void tile_groups(const Groups& g, const char* weights, const char* in, int64_t s
     }
 }
 
-// 16 vectors of 16 partial sums -> the 16 totals, added by a fixed tree
-F32x16 totals(F32x16* x) {
+// 16 vectors of 16 numbers -> each vector's numbers put together by `add`, in the order of a fixed tree
+template <class Add>
+INLINE F32x16 reduced(const F32x16* x, const Add& add) {
     F32x16 a[8], b[4], c[2];
-    for (int i = 0; i < 8; i++) a[i] = add_ps(_mm512_unpacklo_ps(x[i], x[i + 8]), _mm512_unpackhi_ps(x[i], x[i + 8]));
-    for (int i = 0; i < 4; i++) b[i] = add_ps(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) a[i] = add(_mm512_unpacklo_ps(x[i], x[i + 8]), _mm512_unpackhi_ps(x[i], x[i + 8]));
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) b[i] = add(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
+#pragma GCC unroll 8
     for (int i = 0; i < 2; i++)
-        c[i] = add_ps(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xdd));
-    const F32x16 d = add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+        c[i] = add(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xdd));
+    const F32x16 d = add(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
     // lane 4 q + j now holds the total of key (0, 2, 1, 3)[q] + 4 j
     const I512 order = setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
     return _mm512_permutexvar_ps(order, d);
 }
+
+// 16 vectors of 16 partial sums -> the 16 totals, added by a fixed tree
+F32x16 totals(const F32x16* x) { return reduced(x, add_ps); }
 
 // scores of one query with 16 keys
 F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {

@@ -49,45 +49,77 @@ int64_t steps_of_row(const Matrix& m) {
     return m.kind == INT8_GROUPS && sizeof(GroupWhole8) > 1 && m.group <= MOST_FINE_INPUTS ? FINE_STEPS : STEPS;
 }
 
-// The scale of a row is its largest magnitude over `steps`; a number that is not finite makes the scale NaN, so that no NaN is lost.
-// Returns the sum of the integers, in sixteen parts.
+// The scale of numbers that are rounded together is their largest magnitude over `steps`. A number that is not finite makes the scale
+// NaN, so that no NaN is lost.
+
+// The bits of the largest magnitude of k numbers, in sixteen parts. As integers, the bits of infinity are larger than those of all
+// finite numbers, and those of NaN are larger still.
+template <class Read>
+I512 largest_bits(int64_t k, const Read& read) {
+    I512 largest = set1_epi32(0);
+    for (int64_t i = 0; i < k; i += 16) largest = max_epi32(largest, bits_of(abs_ps(read(i, lanes(k - i)))));
+    return largest;
+}
+
+F32x16 larger_bits(F32x16 a, F32x16 b) { return as_ps(max_epi32(bits_of(a), bits_of(b))); }
+F32x16 add_bits(F32x16 a, F32x16 b) { return as_ps(add_epi32(bits_of(a), bits_of(b))); }
+
+// Sixteen scales, and the factors by which numbers are multiplied before they are rounded.
+struct Rounding {
+    F32x16 scale, inverse;
+};
+
+Rounding rounding_of(I512 largest, float steps) {
+    const F32x16 magnitude = as_ps(largest), zero = setzero_ps();
+    const F32x16 most = mask_mov_ps(magnitude, cmpge_epi32_mask(largest, bits_of(set1_ps(INFINITY))), set1_ps(NAN));
+    const Mask16 positive = (Mask16)(at_least(most, zero) & ~equal(most, zero));
+    return {div_ps(most, set1_ps(steps)), maskz_mov_ps(positive, div_ps(set1_ps(steps), most))};
+}
+
+// Rounds k numbers to integers, and returns the sum of those in sixteen parts.
 template <class Number, class Read>
-I512 quantise_row(int64_t k, float steps, Number* to, float* scale, const Read& read) {
-    F32x16 largest = setzero_ps(), poison = setzero_ps();
-    for (int64_t i = 0; i < k; i += 16) {
-        const F32x16 x = read(i, lanes(k - i));
-        largest = max_ps(largest, abs_ps(x));
-        poison = fmadd_ps(x, setzero_ps(), poison);
-    }
-    const float most = is_nan_ps(poison) ? NAN : reduce_max_ps(largest);
-    *scale = most / steps;
-    const F32x16 inverse = set1_ps(most > 0 ? steps / most : 0.0f);
+I512 round_to_whole(int64_t k, float inverse, Number* to, const Read& read) {
     I512 sum = set1_epi32(0);
     for (int64_t i = 0; i < k; i += 16) {
-        const I512 whole = cvtps_epi32(mul_ps(read(i, lanes(k - i)), inverse));
+        const I512 whole = cvtps_epi32(mul_ps(read(i, lanes(k - i)), set1_ps(inverse)));
         store_whole(to + i, whole);
         sum = add_epi32(sum, whole);
     }
     return sum;
 }
 
+template <class Read>
+void quantise_row(const Matrix& m, Whole* to, float* scale, const Read& read) {
+    const Rounding rounding = rounding_of(set1_epi32(reduce_max_epi32(largest_bits(m.k, read))), (float)STEPS);
+    *scale = first_lane(rounding.scale);
+    round_to_whole(m.k, first_lane(rounding.inverse), to, read);
+}
+
 // A scale for each group: in rows with outliers, one scale would leave only a few steps for the other inputs. Three numbers of each
 // group follow the row: the correction of its sums for the zero code, int32; its scale, float; its sum times its scale, float.
 template <class Number, class Read>
 void quantise_groups(const Matrix& m, const Groups& g, char* row, const Read& read) {
+    constexpr int AT_ONCE = 16;
     Number* to = (Number*)row;
     char* constants = row + g.constants_at;
     const float steps = (float)steps_of_row(m);
-    for (int64_t i = 0; i < g.count; i++) {
-        const int64_t first = i * m.group;
-        float scale;
-        const auto read_group = [&](int64_t at, Mask16 mask) { return read(first + at, mask); };
-        const I512 parts = quantise_row(m.group, steps, to + first, &scale, read_group);
-        const int32_t sum = reduce_add_epi32(parts), excess = -zero_code(m) * sum;
-        const float scaled = (float)sum * scale;
-        memcpy(constants + 4 * i, &excess, 4);
-        memcpy(constants + 4 * (g.count + i), &scale, 4);
-        memcpy(constants + 4 * (2 * g.count + i), &scaled, 4);
+    for (int64_t i = 0; i < g.count; i += AT_ONCE) {
+        const int count = (int)std::min<int64_t>(AT_ONCE, g.count - i);
+        const auto reader = [&](int group) {
+            return [&read, first = (i + group) * m.group](int64_t at, Mask16 mask) { return read(first + at, mask); };
+        };
+        F32x16 parts[AT_ONCE];
+        for (int group = 0; group < AT_ONCE; group++) parts[group] = group < count ? as_ps(largest_bits(m.group, reader(group))) : setzero_ps();
+        const Rounding rounding = rounding_of(bits_of(reduced(parts, larger_bits)), steps);
+        alignas(64) float inverse[AT_ONCE];
+        store_ps(inverse, rounding.inverse);
+        for (int group = 0; group < count; group++)
+            parts[group] = as_ps(round_to_whole(m.group, inverse[group], to + (i + group) * m.group, reader(group)));
+        const I512 sums = bits_of(reduced(parts, add_bits));
+        const Mask16 mask = lanes(count);
+        mask_storeu_epi32((int32_t*)constants + i, mask, mullo_epi32(sums, set1_epi32(-zero_code(m))));
+        mask_storeu_ps((float*)constants + g.count + i, mask, rounding.scale);
+        mask_storeu_ps((float*)constants + 2 * g.count + i, mask, mul_ps(cvtepi32_ps(sums), rounding.scale));
     }
 }
 
@@ -96,7 +128,7 @@ void prepare_row(const Matrix& m, const Rows& rows, int64_t r, const Read& read)
     if (m.kind == INT8_GROUPS) return quantise_groups<GroupWhole8>(m, groups_of(m), (char*)rows.row(r), read);
     if (has_groups(m)) return quantise_groups<GroupWhole4>(m, groups_of(m), (char*)rows.row(r), read);
     if (m.kind == INT8) {
-        quantise_row(m.k, (float)STEPS, (Whole*)rows.row(r), rows.scales + r, read);
+        quantise_row(m, (Whole*)rows.row(r), rows.scales + r, read);
         return;
     }
     Short* to = (Short*)rows.row(r);
