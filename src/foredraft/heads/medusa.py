@@ -65,7 +65,10 @@ class MedusaHead(HeadModule):
 
     def logits_of(self, states: Tensor) -> Tensor:
         """The logits of all heads. states: [R, heads, H] -> [R, heads, D]"""
-        return torch.stack([self.logits(head, states[:, head]) for head in range(self.config.num_heads)], dim=1)
+        if self.config.owns_lm_head and not self.config.shares_lm_head:
+            return torch.stack([self.logits(head, states[:, head]) for head in range(self.config.num_heads)], dim=1)
+        logits = self.logits(0, states.flatten(0, 1))  # their common lm_head is read once
+        return logits.view(*states.shape[:2], -1)
 
     def logits(self, head: int, states: Tensor) -> Tensor:
         """The logits of one head. states: [n, H] -> [n, D]"""
