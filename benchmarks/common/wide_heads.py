@@ -2,7 +2,7 @@
 
     python -m benchmarks.common.wide_heads SMALL_HEAD SMALL_TARGET WIDE_TARGET OUT
 
-WIDE_TARGET is made by shared/tools/widen.py. EAGLE-3 heads and block heads (DFlash, DSpark) become as wide as the target, and cost what heads of that width cost.
+WIDE_TARGET is made by shared/tools/widen.py. EAGLE-3, Medusa and block heads (DFlash, DSpark) become as wide as the target, and cost what heads of that width cost.
 An EAGLE-1 head that projects the target's states keeps its own width; its norms share one epsilon, which cannot suit both widths, so its
 drafts change by some thousandths.
 
@@ -21,16 +21,27 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig
 
-from foredraft.heads import DFlashConfig, DFlashHead, EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
-from foredraft.heads.config import Markov
-from foredraft.heads.saving import save_block_head, save_eagle1, save_eagle3
+from foredraft.heads import (
+    DFlashConfig,
+    DFlashHead,
+    EagleConfig,
+    EagleHead,
+    MedusaConfig,
+    MedusaHead,
+    TargetEnds,
+    TargetShape,
+    load_head,
+)
+from foredraft.heads.config import HeadCheckpoint, Markov
+from foredraft.heads.saving import save_block_head, save_eagle1, save_eagle3, save_medusa
 from foredraft.model import LanguageModel, LoadOptions, load_model
 
-Head = EagleHead | DFlashHead
-Config = EagleConfig | DFlashConfig
+Head = EagleHead | DFlashHead | MedusaHead
+Config = EagleConfig | DFlashConfig | MedusaConfig
 
 _READS_FEATURES = ("fc.weight", "feature_fc.weight")
 _WRITES_BACK = ("o_proj.weight", "down_proj.weight")
+_BLOCKS = "blocks."  # of Medusa, which add to the stream
 
 
 def wide_taps(taps: tuple[int, ...], num_layers: int, wide_layers: int) -> tuple[int, ...]:
@@ -42,16 +53,16 @@ def wide_taps(taps: tuple[int, ...], num_layers: int, wide_layers: int) -> tuple
 def widen_head(head: Head, num_layers: int, target: LanguageModel, seed: int = 0) -> Head:
     """Widen a head, in float32. num_layers: of the small target. target: the widened one.
 
-    Raises ValueError for a head that has embeddings or an lm_head of its own, unless it is an EAGLE-1 head that projects, for a block head
-    whose correction reads hidden states, and for other heads.
+    Raises ValueError for an EAGLE-3 or block head that has embeddings or an lm_head of its own, and for a block head whose correction reads
+    hidden states.
     """
     config = head.config
-    if not (_projects(config) or _depends_on_target(config)):
+    if not (isinstance(config, MedusaConfig) or _projects(config) or _depends_on_target(config)):
         raise ValueError(
             f"a head of this kind cannot be widened: {config.kind}, or it has embeddings or an lm_head of its own"
         )
     ends = TargetEnds(target.hf)
-    wide = type(head)(_wide_config(config, num_layers, target.hf.config), ends.embed, ends.lm_head)  # type: ignore[arg-type]
+    wide = _new_head(_wide_config(config, num_layers, target.hf.config), ends)
     generator = torch.Generator().manual_seed(seed)
     small = {name: weight.float() for name, weight in head.state_dict().items()}
     weights = {
@@ -62,12 +73,20 @@ def widen_head(head: Head, num_layers: int, target: LanguageModel, seed: int = 0
     return wide
 
 
+def _new_head(config: Config, ends: TargetEnds) -> Head:
+    if isinstance(config, MedusaConfig):
+        return MedusaHead(config, ends.lm_head)
+    if isinstance(config, DFlashConfig):
+        return DFlashHead(config, ends.embed, ends.lm_head)
+    return EagleHead(config, ends.embed, ends.lm_head)
+
+
 def _projects(config: Config) -> bool:
     """Whether it projects the target's states and otherwise does not depend on its width."""
     return isinstance(config, EagleConfig) and config.projects_features
 
 
-def _depends_on_target(config: Config) -> bool:
+def _depends_on_target(config: EagleConfig | DFlashConfig) -> bool:
     """Whether it uses the target's embeddings and lm_head, and its other parts are those of its layers or do not depend on its width."""
     if config.owns_embeddings or config.owns_lm_head:
         return False
@@ -79,6 +98,8 @@ def _depends_on_target(config: Config) -> bool:
 
 
 def _wide_config(config: Config, num_layers: int, target: LlamaConfig) -> Config:
+    if isinstance(config, MedusaConfig):
+        return replace(config, target_hidden_size=target.hidden_size)
     taps = wide_taps(config.taps, num_layers, target.num_hidden_layers)
     if _projects(config):
         return replace(config, taps=taps, target_hidden_size=target.hidden_size)
@@ -98,10 +119,12 @@ def _wide_weight(name: str, small: Tensor, shape: torch.Size, parts: int, genera
     Entries that are not the small head's cost time and change nothing: random, except where the stream's zeros must stay zeros."""
     if small.shape == shape:
         return small
+    if small.ndim == 1 and name.startswith(_BLOCKS):
+        return torch.cat([small, torch.zeros(shape[0] - small.shape[0])])
     if small.ndim == 1:
         ratio = shape[0] / small.shape[0]
         return torch.cat([small * ratio**-0.5, torch.ones(shape[0] - small.shape[0])])
-    if name in _READS_FEATURES or name.endswith(_WRITES_BACK):
+    if name in _READS_FEATURES or name.endswith(_WRITES_BACK) or name.startswith(_BLOCKS):
         wide = torch.zeros(shape)
     else:
         wide = 0.5 * shape[1] ** -0.5 * torch.randn(shape, generator=generator)
@@ -123,12 +146,22 @@ def _num_parts(name: str, config: Config) -> int:
 
 def save_head(head: Head, folder: Path, target: LanguageModel, target_name: str) -> None:
     architectures = [type(target.hf).__name__]
-    if isinstance(head, DFlashHead):
+    if isinstance(head, MedusaHead):
+        save_medusa(head, folder, target_name)
+    elif isinstance(head, DFlashHead):
         save_block_head(head, folder, target_name, architectures)
     elif _projects(head.config):
         save_eagle1(head, folder, target_name, architectures)
     else:
         save_eagle3(head, folder, target_name, architectures)
+
+
+def _loaded(checkpoint: HeadCheckpoint, ends: TargetEnds) -> Head:
+    if isinstance(checkpoint.config, MedusaConfig):
+        return MedusaHead.of(checkpoint, ends.lm_head)
+    if isinstance(checkpoint.config, DFlashConfig):
+        return DFlashHead.of(checkpoint, ends.embed, ends.lm_head)
+    return EagleHead.of(checkpoint, ends.embed, ends.lm_head)
 
 
 def main() -> None:
@@ -140,8 +173,7 @@ def main() -> None:
     checkpoint = load_head(str(args.head), TargetShape.of(config))
     target = load_model(str(args.target), LoadOptions(device="cpu"))
     ends = TargetEnds(target.hf)
-    make = DFlashHead if isinstance(checkpoint.config, DFlashConfig) else EagleHead
-    wide = widen_head(make.of(checkpoint, ends.embed, ends.lm_head), config.num_hidden_layers, target)
+    wide = widen_head(_loaded(checkpoint, ends), config.num_hidden_layers, target)
     args.out.mkdir(parents=True, exist_ok=True)
     save_head(wide, args.out, target, args.target.name)
 

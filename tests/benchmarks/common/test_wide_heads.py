@@ -10,13 +10,14 @@ import torch
 
 from benchmarks.common.paths import SHARED
 from benchmarks.common.wide_heads import save_head, wide_taps, widen_head
-from foredraft.heads import DFlashHead, EagleHead, TargetEnds, TargetShape, load_head
+from foredraft.heads import DFlashHead, EagleHead, MedusaHead, TargetEnds, TargetShape, load_head
 from foredraft.heads.unrolled import unroll
 from foredraft.heads.unrolled_blocks import unroll_blocks
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.train.block_heads import DSparkKind
 from foredraft.train.eagle1 import Eagle1Kind
 from foredraft.train.eagle3 import Eagle3Kind
+from foredraft.train.medusa import MedusaKind
 from foredraft.train.unrolled_drafts import TargetStates
 from tests.train.conftest import make_toy
 
@@ -99,6 +100,27 @@ def test_the_logits_of_a_widened_head_are_the_small_ones(kind: str, tmp_path: Pa
         assert torch.allclose(found[step][:, rows], expected[step][:, rows], atol=1e-4)
     sizes = [sum(p.numel() for p in each.parameters()) for each in (wide_head, head)]
     assert sizes[0] > sizes[1] if kind == "eagle1" else sizes[0] > 8 * sizes[1]
+
+
+@pytest.mark.skipif(not WIDENER.exists(), reason="the widener of targets is not there")
+def test_the_logits_of_widened_medusa_heads_are_the_small_ones(tmp_path: Path) -> None:
+    small, wide = small_and_wide(tmp_path)
+    kind = MedusaKind(num_heads=3)
+    made = kind.new(small, [], seed=3)
+    for weight in made.blocks.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    kind.save(made, small, "small", tmp_path / "head", torch.float32)
+    head = MedusaHead.of(
+        load_head(str(tmp_path / "head"), TargetShape.of(small.hf.config)), TargetEnds(small.hf).lm_head
+    )
+    wide_head = widen_head(head, 3, wide)
+    ids = torch.randint(1, 4096, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected, found = (
+            each(TargetStates(target, each.config.taps)(ids)[0].flatten(0, 1))
+            for each, target in ((head, small), (wide_head, wide))
+        )
+    assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_taps_are_the_corresponding_layers_of_the_widened_target() -> None:
