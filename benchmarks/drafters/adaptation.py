@@ -1,6 +1,7 @@
 """What a head that adapts (LLM(adapt=True)) gains on a text whose domain changes half way, and what that costs.
 
-    python -m benchmarks.drafters.adaptation HEAD --first FILE --second FILE [--target DIR] [--texts 4] [--half 900] [--gamma 4]
+    python -m benchmarks.drafters.adaptation HEAD --first FILE --second FILE [--target DIR] [--quantization int8] [--texts 4]
+        [--half 900] [--gamma 4]
 
 The first half of each text consists of documents of the first file, the second half of documents of the second file. The engine runs
 as usual, except that its verifier follows the text: it accepts a draft token if it is the text's own, and then adds the text's own next
@@ -159,12 +160,14 @@ def main() -> None:
     parser.add_argument("--second", type=Path, required=True)
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization")
     parser.add_argument("--texts", type=int, default=4)
     parser.add_argument("--half", type=int, default=900, help="tokens in each half")
     parser.add_argument("--gamma", type=int, default=4)
     args = parser.parse_args()
 
-    options: dict[str, Any] = {"dtype": args.dtype, "num_threads": 1, "enable_prefix_caching": False}
+    options: dict[str, Any] = {"num_threads": 1, "enable_prefix_caching": False}
+    options |= {"dtype": args.dtype, "quantization": args.quantization}
     systems = [
         System(name, LLM(args.target, args.head, speculative_tokens=args.gamma, adapt=adapt, **options))
         for name, adapt in (("as it is", False), ("adapting", True))

@@ -26,7 +26,8 @@ from foredraft.drafters.refit_schedule import RefitSchedule
 from foredraft.engine.proposal import DraftRequest
 from foredraft.heads import MedusaHead
 
-MAX_EXAMPLES = 16
+MAX_EXAMPLES = 64
+"""About as many positions as 64 steps add to one text. Most of the time of a refit does not depend on their number."""
 NUM_INPUTS = 128
 _SEED = 0
 _UNCHANGED = 0
