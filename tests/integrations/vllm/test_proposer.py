@@ -70,8 +70,9 @@ def test_ended_texts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.integrations.vllm.texts.MOST_CALLS_UNSEEN", 20)
     proposer = Proposer(config_for(method="suffix+ngram"))
     FakeEngine(proposer, looping).run(prompts(8), 20)
-    FakeEngine(proposer, looping).run(prompts(4, seed=1), 100)
-    assert len(proposer._texts) <= 4  # of the second run, the ones that ended early may be forgotten too
+    # nearly every draft token is rejected, so these texts end together, however many are drafted
+    FakeEngine(proposer, hashing).run(prompts(4, seed=1), 100)
+    assert len(proposer._texts) == 4
     for drafter in proposer._drafting._group._drafters.values():
         held = getattr(drafter, "_histories", None) or getattr(drafter, "_tables", {})
         assert len(held) <= 4
