@@ -22,6 +22,7 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.errors import ForedraftError
 from foredraft.model import EMBEDDED, LanguageModel, Read
 from foredraft.sampling import SamplingParams
+from foredraft.utils.heap import HeapTrimmer
 from tests.draft_servers import remote_context
 from tests.heads.random_heads import random_head
 from tests.methods import all_methods
@@ -264,6 +265,28 @@ def test_sequences_may_be_added_and_aborted_at_any_step(bench: Bench) -> None:
     assert first[1].finish_reason == "abort"
     assert first[0].output_ids == bench.plain(PROMPTS[0], wanted)
     assert first[2].output_ids == bench.plain(PROMPTS[2], wanted)
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_an_engine_has_work_until_all_memory_is_free(bench: Bench, retain: bool) -> None:
+    """Other threads wait until it has none, and may then rely on the memory."""
+    engine = bench.engine("draft_model", retain=retain)
+
+    class Heap(HeapTrimmer):
+        def freed(self, num_bytes: int) -> None:
+            had_work.append(engine.has_work)
+
+    had_work: list[bool] = []
+    engine.pool.heap = Heap()
+    sequences = [engine.add(PROMPTS[0], params(300, **GREEDY)) for _ in range(2)]
+    while any(sequence.num_output < 100 for sequence in sequences):
+        engine.step()
+    had_work.clear()
+    for sequence in sequences:
+        engine.abort(sequence)
+    assert had_work
+    assert all(had_work)
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize(("place", "when"), [("read", (2, 5)), ("verify", (2, 4)), ("commit", (2, 3))])

@@ -91,10 +91,12 @@ def running(llm: LLM, settings: ServerSettings = SETTINGS, tls: TlsFiles | None 
     wait_for(lambda: server.started)
     port = listener.getsockname()[1]
     scheme = "http" if tls is None else "https"
-    yield Running(f"{scheme}://127.0.0.1:{port}", app, server, thread)
-    if not server.should_exit:
-        server.end()
-    thread.join(30)
+    try:
+        yield Running(f"{scheme}://127.0.0.1:{port}", app, server, thread)
+    finally:  # after a failed test too: the next one uses the same engine
+        if not server.should_exit:
+            server.end()
+        thread.join(30)
     assert not thread.is_alive()
 
 

@@ -353,10 +353,12 @@ class Engine:
 
     def _release(self, sequence: TokenSequence) -> None:
         """Free an ended sequence, or retain its keys and values for others; an aborted one may be useful to them too."""
-        self._scheduler.remove(sequence)
-        if self._retain and sequence.sampler.params.prefix_caching and sequence.error is None:
-            self.cache.retain(sequence.seq_id, sequence.tokens)
-            self._drafter_group.retain(sequence.seq_id, sequence.tokens)
-        else:
-            self.cache.drop([sequence.seq_id])
-            self._drafter_group.forget([sequence.seq_id])
+        try:
+            if self._retain and sequence.sampler.params.prefix_caching and sequence.error is None:
+                self.cache.retain(sequence.seq_id, sequence.tokens)
+                self._drafter_group.retain(sequence.seq_id, sequence.tokens)
+            else:
+                self.cache.drop([sequence.seq_id])
+                self._drafter_group.forget([sequence.seq_id])
+        finally:
+            self._scheduler.remove(sequence)  # last: a thread that sees no work left finds all memory freed
