@@ -31,16 +31,20 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Text:
-    """tail: its last NUM_COMPARED tokens, or all if it has fewer, as int32. last_seen: the number of the last call that included it."""
+    """last_seen: the number of the last call that included it."""
 
     sequence: TokenSequence
-    tail: bytes
     last_seen: int
 
-    def continues_in(self, history: NDArray[np.int32]) -> bool:
-        """Whether the history is the text and at least one more token."""
-        end = len(self.sequence.tokens)
-        return end < len(history) and _tail(history, end) == self.tail
+    def new_ids_in(self, history: NDArray[np.int32], length: int) -> list[int]:
+        """The tokens after the text in a history of this length; [] if the history does not continue the text."""
+        tokens = self.sequence.tokens
+        end = len(tokens)
+        if end >= length:
+            return []
+        known = tokens[-NUM_COMPARED:]
+        recent = history[end - len(known) : length].tolist()
+        return recent[len(known) :] if recent[: len(known)] == known else []
 
 
 class Texts:
@@ -75,13 +79,13 @@ class Texts:
                 by_row.append(None)
                 rows.append(None)
                 continue
-            history = tokens[place, :length]
-            text = self._find(history, len(new_ids), former[place] if place < len(former) else None)
+            text, history = former[place] if place < len(former) else None, tokens[place]
+            text, ids = self._find(history, length, len(new_ids), text)
             if text is None:
-                text = self._new(history, len(new_ids))
-                rows.append(Row(text.sequence, ()))
-            else:
-                rows.append(self._read_on(text, history))
+                text = self._new(history[:length].tolist(), len(new_ids))
+            text.sequence.extend(ids)
+            text.last_seen = self._call
+            rows.append(Row(text.sequence, ids))
             by_row.append(text)
         self._by_row = by_row
         return rows
@@ -103,32 +107,27 @@ class Texts:
         self._texts, self._by_row = {}, []
         return ids
 
-    def _find(self, history: NDArray[np.int32], num_new: int, before: _Text | None) -> _Text | None:
-        """The text that a history continues, unless another row of this call holds it. before: the row's previous text, which is tried
-        first; it may have grown by more tokens than this call reports."""
-        if before is not None and before.last_seen < self._call and before.continues_in(history):
-            return before
-        length = len(history) - num_new
-        others = (each for each in self._texts.values() if each.last_seen < self._call)
-        return next(
-            (each for each in others if len(each.sequence.tokens) == length and each.continues_in(history)), None
-        )
+    def _find(
+        self, history: NDArray[np.int32], length: int, num_new: int, before: _Text | None
+    ) -> tuple[_Text | None, list[int]]:
+        """The text that a history of this length continues, unless another row of this call holds it, and its new tokens. before: the
+        row's previous text, which is tried first; it may have grown by more tokens than this call reports."""
+        if before is not None and before.last_seen < self._call:
+            ids = before.new_ids_in(history, length)
+            if ids:
+                return before, ids
+        for text in self._texts.values():
+            if text.last_seen < self._call and len(text.sequence.tokens) == length - num_new:
+                ids = text.new_ids_in(history, length)
+                if ids:
+                    return text, ids
+        return None, []
 
-    def _read_on(self, text: _Text, history: NDArray[np.int32]) -> Row:
-        new_ids = history[len(text.sequence.tokens) :].tolist()
-        text.sequence.extend(new_ids)
-        text.tail, text.last_seen = _tail(history, len(history)), self._call
-        return Row(text.sequence, new_ids)
-
-    def _new(self, history: NDArray[np.int32], num_new: int) -> _Text:
-        seq_id, tokens, prompt_len = next(self._ids), history.tolist(), len(history) - num_new
+    def _new(self, tokens: list[int], num_new: int) -> _Text:
+        seq_id, prompt_len = next(self._ids), len(tokens) - num_new
         sampler = Sampler(self._params, tokens[:prompt_len], self._generator)
         sequence = TokenSequence(
             seq_id, tokens, sampler, self._max_len + 1, self._speculative_tokens, prompt_len=max(prompt_len, 1)
         )
-        text = self._texts[seq_id] = _Text(sequence, _tail(history, len(history)), self._call)
+        text = self._texts[seq_id] = _Text(sequence, self._call)
         return text
-
-
-def _tail(history: NDArray[np.int32], end: int) -> bytes:
-    return history[max(0, end - NUM_COMPARED) : end].tobytes()
