@@ -86,17 +86,18 @@ def test_products_of_any_shape_are_right(
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group", [32, 4096])
+@pytest.mark.parametrize("group", [16, 32, 64, 4096])
 def test_the_largest_codes_do_not_saturate(kernels: Kernels, bits: int, group: int) -> None:
+    """Of one sign, and of signs that alternate by single inputs and by pairs, which some instructions add up in 16 bits."""
     most = 1 << (bits - 1)
-    codes = torch.full((4, 4096), -most, dtype=torch.int8)
-    codes[1], codes[2, ::2], codes[3, 1::2] = most - 1, most - 1, most - 1
-    weight = QuantizedWeight(codes, torch.full((4, 4096 // group), 0.5), None, group, bits)
-    for sign in (1.0, -1.0):
-        x = torch.full((1, 4096), sign, dtype=torch.bfloat16)
-        assert error(kernels, weight, x) < 1e-7
-        x[0, ::2] *= -1
-        assert error(kernels, weight, x) < 1e-7
+    signs = [torch.ones(4096), *(1 - 2 * (torch.arange(4096) // run % 2) for run in (1, 2))]
+    codes = [torch.where(sign == side, most - 1, -most) for sign in signs for side in (1, -1)]
+    scales = torch.full((len(codes), 4096 // group), 0.5)
+    weight = QuantizedWeight(torch.stack(codes).to(torch.int8), scales, None, group, bits)
+    for sign in signs:
+        for side in (1, -1):
+            x = (side * sign)[None].to(torch.bfloat16)
+            assert error(kernels, weight, x) < 1e-7
 
 
 @by_layout

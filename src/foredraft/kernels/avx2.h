@@ -411,41 +411,80 @@ using GroupWhole8 = int16_t;            // for weights of eight bits
 constexpr int BESIDE = 16;              // outputs that are stored together: all their inputs come before those of the next outputs
 constexpr int EIGHT_BIT_ZERO = 0;       // the code of 0 among packed codes of eight bits, and among levels
 
-// Adds up to four lines of codes 0 .. 15: the sum of a pair of products fits 16 bits, and so does that of eight pairs.
-template <int R, int V, bool IS_FIRST>
-INLINE void add_nibbles(int lines, const char* at, int64_t sixteen, const char* in, int64_t stride,
-                                                       Prefetch& ahead, __m256i (*sums)[V]) {
-    const __m256i low_bits = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    __m256i part[R][V];
+// Sums of up to eight pairs of products of codes 0 .. 15 fit 16 bits.
+constexpr int LINES_OF_SHORT_SUMS = 4;
+
+bool has_short_sums(const Groups& g) { return g.steps <= LINES_OF_SHORT_SUMS; }
+
+// The integers that the sums of sixteen groups start from: the corrections for the zero code. A short sum is in two lanes of 16 bits,
+// and each starts from half, so its magnitude is at most 4 * 16 * 127 + (15 - 4) * 16 * 127, which is below 2^15.
+I512 start_of_sums(const Groups& g, I512 correction) {
+    if (!has_short_sums(g)) return correction;
+    const auto halves = [](__m256i x) {
+        const __m256i half = _mm256_srai_epi32(x, 1);
+        return _mm256_blend_epi16(half, _mm256_slli_epi32(half, 16), 0xaa);
+    };
+    return {halves(correction.low), halves(correction.high)};
+}
+
+// Adds a line of codes 0 .. 15 to sums of 16 bits.
+template <int R, int V>
+INLINE void add_nibbles(const char* at, int64_t sixteen, const char* in, int64_t stride, Prefetch& ahead, __m256i (*sums)[V]) {
+    const __m256i low_bits = _mm256_set1_epi8(15);
+    __m256i low[V], high[V];
+    ahead.has_read(32 * V);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; v++) part[r][v] = _mm256_setzero_si256();
-    for (int line = 0; line < lines; line++, at += 4 * BESIDE, in += 8) {
-        __m256i low[V], high[V];
-        ahead.has_read(32 * V);
-#pragma GCC unroll 8
-        for (int v = 0; v < V; v++) {
-            const __m256i both = _mm256_load_si256((const __m256i*)vector_at(at, sixteen, 32, v));
-            low[v] = pinned(_mm256_and_si256(both, low_bits));
-            high[v] = pinned(_mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits));
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const __m256i x = spread_four(in + r * stride), y = spread_four(in + r * stride + 4);
-#pragma GCC unroll 8
-            for (int v = 0; v < V; v++) part[r][v] = pinned(_mm256_add_epi16(part[r][v], _mm256_maddubs_epi16(low[v], x)));
-#pragma GCC unroll 8
-            for (int v = 0; v < V; v++) part[r][v] = pinned(_mm256_add_epi16(part[r][v], _mm256_maddubs_epi16(high[v], y)));
-        }
+    for (int v = 0; v < V; v++) {
+        const __m256i both = _mm256_load_si256((const __m256i*)vector_at(at, sixteen, 32, v));
+        low[v] = pinned(_mm256_and_si256(both, low_bits));
+        high[v] = pinned(_mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits));
     }
 #pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const __m256i x = spread_four(in + r * stride), y = spread_four(in + r * stride + 4);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) sums[r][v] = pinned(_mm256_add_epi16(sums[r][v], _mm256_maddubs_epi16(low[v], x)));
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) sums[r][v] = pinned(_mm256_add_epi16(sums[r][v], _mm256_maddubs_epi16(high[v], y)));
+    }
+}
+
+// The sums of a group of four-bit codes. start: of the sums of each row
+template <int R, int V>
+INLINE void sum_nibbles(const Groups& g, const char* at, int64_t sixteen, const char* in, int64_t stride, const char* start, Prefetch& ahead,
+                        __m256i (*sums)[V]) {
+    constexpr int LINE = 4 * BESIDE, INPUTS = 8;
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) {
-            const __m256i sum = _mm256_madd_epi16(part[r][v], ones);
-            sums[r][v] = IS_FIRST ? sum : _mm256_add_epi32(sums[r][v], sum);
+        for (int v = 0; v < V; v++) sums[r][v] = spread_four(start + r * stride);
+    if (has_short_sums(g)) {
+        if (R <= 2 && g.steps == LINES_OF_SHORT_SUMS) {  // more rows are faster in a loop
+#pragma GCC unroll 4
+            for (int line = 0; line < LINES_OF_SHORT_SUMS; line++) add_nibbles<R, V>(at + LINE * line, sixteen, in + INPUTS * line, stride, ahead, sums);
+        } else {
+            for (int64_t line = 0; line < g.steps; line++, at += LINE, in += INPUTS) add_nibbles<R, V>(at, sixteen, in, stride, ahead, sums);
         }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) sums[r][v] = _mm256_madd_epi16(sums[r][v], ones);
+        return;
+    }
+    for (int64_t line = 0; line < g.steps;) {
+        __m256i part[R][V];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) part[r][v] = _mm256_setzero_si256();
+        for (const int64_t end = std::min(g.steps, line + LINES_OF_SHORT_SUMS); line < end; line++, at += LINE, in += INPUTS)
+            add_nibbles<R, V>(at, sixteen, in, stride, ahead, part);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(part[r][v], ones));
+    }
 }
 
 // Adds products of signed weights: their magnitudes times rows multiplied by their signs; 2 * 128 * 127 is still below 2^15.
@@ -484,14 +523,9 @@ INLINE void add_levels(__m256i table, const char* at, int64_t sixteen, const cha
 
 // The integer sums of one group.
 template <int R, int V, int KIND>
-INLINE void sum_group(const Groups& g, __m256i table, const char* at, int64_t sixteen, const char* in,
-                                                     int64_t stride, Prefetch& ahead, __m256i (*sums)[V]) {
-    if (KIND == INT4_GROUPS) {
-        add_nibbles<R, V, true>((int)std::min<int64_t>(g.steps, 4), at, sixteen, in, stride, ahead, sums);
-        for (int64_t step = 4; step < g.steps; step += 4)
-            add_nibbles<R, V, false>((int)std::min<int64_t>(g.steps - step, 4), at + 4 * BESIDE * step, sixteen, in + 8 * step, stride, ahead, sums);
-        return;
-    }
+INLINE void sum_group(const Groups& g, __m256i table, const char* at, int64_t sixteen, const char* in, int64_t stride, const char* start,
+                      Prefetch& ahead, __m256i (*sums)[V]) {
+    if (KIND == INT4_GROUPS) return sum_nibbles<R, V>(g, at, sixteen, in, stride, start, ahead, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -518,7 +552,6 @@ NOINLINE void tile_groups(const Groups& g, const char* weights, const char* in, 
     const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), lines = 2 * VECTOR * g.steps;
     const int64_t sixteen = g.count * (heads + lines), inputs = KIND == INT4_GROUPS || KIND == LEVEL_GROUPS ? 8 * g.steps : 4 * g.steps;
     const __m256i table = KIND == LEVEL_GROUPS ? _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)g.levels)) : _mm256_setzero_si256();
-    const bool is_centred = KIND == INT4_GROUPS && !g.has_offsets;
     for (int first = 0; first < GROUP / 8; first += V) {
         const char *at = vector_at(weights, sixteen, VECTOR, first), *x = in, *constants = in + g.constants_at;
 #pragma GCC unroll 8
@@ -528,26 +561,32 @@ NOINLINE void tile_groups(const Groups& g, const char* weights, const char* in, 
         for (int64_t group = 0; group < g.count; group++, constants += 4, at += heads + lines, x += inputs) {
             __m256i sums[R][V];
             ahead.has_read(heads * V / 2);
-            sum_group<R, V, KIND>(g, table, at + heads, sixteen, x, stride, ahead, sums);
+            sum_group<R, V, KIND>(g, table, at + heads, sixteen, x, stride, constants, ahead, sums);
+            __m256 scale[V];
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++) {
-                const char* scales = vector_at(at, sixteen, 8 * g.scale_bytes, v);
-                const __m256 scale = load_eight_scales(scales, g.scale_bytes);
+            for (int v = 0; v < V; v++) scale[v] = load_eight_scales(vector_at(at, sixteen, 8 * g.scale_bytes, v), g.scale_bytes);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; r++) {
-                    const __m256i sum = is_centred ? _mm256_add_epi32(sums[r][v], spread_four(constants + r * stride)) : sums[r][v];
-                    const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
-                    const __m256 row_scale = _mm256_broadcast_ss((const float*)(constants + r * stride) + g.count);
+            for (int r = 0; r < R; r++) {
+                const __m256 row_scale = _mm256_broadcast_ss((const float*)(constants + r * stride) + g.count);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; v++) {
+                    const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[r][v]), scale[v]);
                     float* total = out[r] + 8 * (first + v);
                     _mm256_store_ps(total, _mm256_fmadd_ps(scaled, row_scale, _mm256_load_ps(total)));
                 }
-                if (!g.has_offsets) continue;
-                const __m256 offset = load_eight_scales(scales + head, g.scale_bytes);
+            }
+            if (g.has_offsets) {
+                __m256 offset[V];
+#pragma GCC unroll 8
+                for (int v = 0; v < V; v++) offset[v] = load_eight_scales(vector_at(at, sixteen, 8 * g.scale_bytes, v) + head, g.scale_bytes);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
                     const __m256 sum = _mm256_broadcast_ss((const float*)(constants + r * stride) + 2 * g.count);
-                    float* total = out[r] + 8 * (first + v);
-                    _mm256_store_ps(total, _mm256_fmadd_ps(sum, offset, _mm256_load_ps(total)));
+#pragma GCC unroll 8
+                    for (int v = 0; v < V; v++) {
+                        float* total = out[r] + 8 * (first + v);
+                        _mm256_store_ps(total, _mm256_fmadd_ps(sum, offset[v], _mm256_load_ps(total)));
+                    }
                 }
             }
             asm volatile("" ::: "memory");  // keep the totals in memory: registers are for the integer sums of a group

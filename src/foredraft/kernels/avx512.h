@@ -204,6 +204,9 @@ F32x16 load_sixteen_scales(const char* from, int64_t scale_bytes) {
     return scale_bytes == 2 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)) : loadu_ps((const float*)from);
 }
 
+// The integers that the sums of sixteen groups start from: the corrections for the zero code.
+I512 start_of_sums(const Groups&, I512 correction) { return correction; }
+
 // in: R rows of int8. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
 template <int R, int KIND>
 void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {

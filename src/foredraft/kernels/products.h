@@ -96,7 +96,7 @@ void quantise_row(const Matrix& m, Whole* to, float* scale, const Read& read) {
 }
 
 // A scale for each group: in rows with outliers, one scale would leave only a few steps for the other inputs. Three numbers of each
-// group follow the row: the correction of its sums for the zero code, int32; its scale, float; its sum times its scale, float.
+// group follow the row: the start of its sums, int32 (see start_of_sums); its scale, float; its sum times its scale, float.
 template <class Number, class Read>
 void quantise_groups(const Matrix& m, const Groups& g, char* row, const Read& read) {
     constexpr int AT_ONCE = 16;
@@ -117,7 +117,7 @@ void quantise_groups(const Matrix& m, const Groups& g, char* row, const Read& re
             parts[group] = as_ps(round_to_whole(m.group, inverse[group], to + (i + group) * m.group, reader(group)));
         const I512 sums = bits_of(reduced(parts, add_bits));
         const Mask16 mask = lanes(count);
-        mask_storeu_epi32((int32_t*)constants + i, mask, mullo_epi32(sums, set1_epi32(-zero_code(m))));
+        mask_storeu_epi32((int32_t*)constants + i, mask, start_of_sums(g, mullo_epi32(sums, set1_epi32(-zero_code(m)))));
         mask_storeu_ps((float*)constants + g.count + i, mask, rounding.scale);
         mask_storeu_ps((float*)constants + 2 * g.count + i, mask, mul_ps(cvtepi32_ps(sums), rounding.scale));
     }
