@@ -364,7 +364,7 @@ NOINLINE void tile_int8(int64_t k, const char* weights, const char* in, int64_t 
 
 template <int R>
 NOINLINE void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
-    constexpr int V = R == 1 ? 8 : R <= 3 ? 4 : 2;
+    constexpr int V = R == 1 ? 8 : R == 2 ? 4 : 2;
     const int64_t sixteen = round_up(k, 2) * 32;
     const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
     for (int first = 0; first < GROUP / 8; first += V) {
