@@ -46,7 +46,7 @@ class Streaming(threading.Thread):
 
     def begin(self) -> Streaming:
         self.start()
-        assert self.has_begun.wait(60)
+        assert self.has_begun.wait(30)
         return self
 
 
@@ -62,7 +62,7 @@ def test_the_first_signal_drains(llm: LLM) -> None:
         client.join(60)
         assert client.error is None
         assert client.finish_reasons == ["length"] * 4
-        server.thread.join(60)
+        server.thread.join(30)
         assert not server.thread.is_alive()
         kept.close()
     assert not llm.engine.has_work
@@ -74,9 +74,9 @@ def test_the_second_signal_stops(llm: LLM) -> None:
         server.server.end()
         wait_for(lambda: server.service.is_draining)
         server.server.end()
-        server.thread.join(60)
+        server.thread.join(10)
         assert not server.thread.is_alive()
-        client.join(60)
+        client.join(10)
         assert isinstance(client.error, openai.APIError)
         assert "shutting down" in str(client.error)
     assert not llm.engine.has_work
@@ -143,13 +143,13 @@ def test_the_command_drains_at_a_signal_and_stops_at_the_second() -> None:
         client.join(60)
         assert client.error is None
         assert client.finish_reasons == ["length"] * 4
-        assert process.wait(60) == 0
+        assert process.wait(20) == 0
     with served() as (process, found):
         client = Streaming(found["url"], n=64, max_tokens=2000).begin()
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        client.join(60)
+        assert process.wait(20) == 0
+        client.join(10)
         assert isinstance(client.error, openai.APIError)
 
 
