@@ -79,10 +79,10 @@ class Texts:
                 by_row.append(None)
                 rows.append(None)
                 continue
-            text, history = former[place] if place < len(former) else None, tokens[place]
-            text, ids = self._find(history, length, len(new_ids), text)
+            before = former[place] if place < len(former) else None
+            text, ids = self._find(tokens[place], length, len(new_ids), before)
             if text is None:
-                text = self._new(history[:length].tolist(), len(new_ids))
+                text = self._new(tokens[place, :length].tolist(), len(new_ids))
             text.sequence.extend(ids)
             text.last_seen = self._call
             rows.append(Row(text.sequence, ids))
