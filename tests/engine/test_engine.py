@@ -457,9 +457,9 @@ def test_a_finished_prompt_is_not_read_again(bench: Bench, monkeypatch: pytest.M
     rows = []
     read = LanguageModel.read
 
-    def counted(self: LanguageModel, reads: Sequence[Read], cache: KVCache) -> Tensor:
+    def counted(self: LanguageModel, reads: Sequence[Read], cache: KVCache, *launched: object) -> Tensor:
         rows.append(sum(len(one.tokens) for one in reads))
-        return read(self, reads, cache)
+        return read(self, reads, cache, *launched)
 
     monkeypatch.setattr(LanguageModel, "read", counted)
     second = engine.add([*first.tokens, 7], wanted)
@@ -477,9 +477,9 @@ def test_texts_of_one_prompt_share_its_prefill_and_differ(bench: Bench, monkeypa
     rows = []
     read = LanguageModel.read
 
-    def counted(self: LanguageModel, reads: Sequence[Read], cache: KVCache) -> Tensor:
+    def counted(self: LanguageModel, reads: Sequence[Read], cache: KVCache, *launched: object) -> Tensor:
         rows.append(sum(len(one.tokens) for one in reads))
-        return read(self, reads, cache)
+        return read(self, reads, cache, *launched)
 
     monkeypatch.setattr(LanguageModel, "read", counted)
     engine = bench.engine("none")

@@ -182,11 +182,11 @@ def behind_the_pass(engine: Engine, bad: TokenSequence, monkeypatch: pytest.Monk
 def _fail_reads(engine: Engine, bad: TokenSequence, monkeypatch: pytest.MonkeyPatch, *, after: bool) -> None:
     original = LanguageModel.read
 
-    def read(self: LanguageModel, reads: Sequence[Read], cache: KVCache) -> Tensor:
+    def read(self: LanguageModel, reads: Sequence[Read], cache: KVCache, *launched: object) -> Tensor:
         due = cache is engine.cache and is_due(bad) and any(one.seq_id == bad.seq_id for one in reads)
         if due and not after:
             raise RuntimeError("injected")
-        logits = original(self, reads, cache)
+        logits = original(self, reads, cache, *launched)
         if due:
             raise RuntimeError("injected")
         return logits
@@ -197,10 +197,10 @@ def _fail_reads(engine: Engine, bad: TokenSequence, monkeypatch: pytest.MonkeyPa
 def in_prefill(engine: Engine, bad: TokenSequence, monkeypatch: pytest.MonkeyPatch) -> None:
     original = LanguageModel.read
 
-    def read(self: LanguageModel, reads: Sequence[Read], cache: KVCache) -> Tensor:
+    def read(self: LanguageModel, reads: Sequence[Read], cache: KVCache, *launched: object) -> Tensor:
         if cache is engine.cache and any(one.seq_id == bad.seq_id for one in reads):
             raise RuntimeError("injected")
-        return original(self, reads, cache)
+        return original(self, reads, cache, *launched)
 
     monkeypatch.setattr(LanguageModel, "read", read)
 

@@ -80,3 +80,10 @@ def test_a_generated_token_is_the_input_of_the_next_pass(device: torch.device) -
         assert ids.tolist() == [chosen, -1]
         assert step.ids.tolist() == [chosen, 0]
         assert step.positions[0] == position
+
+
+def test_placeholders_become_the_numbers_that_they_stand_for(device: torch.device) -> None:
+    chosen = torch.tensor([[21, 22], [-1, 24], [25, 26]], device=device)
+    ids = torch.tensor([7, -1, -4, -3, 0, -6], device=device)
+    rows.fill_placeholders(ids, chosen)
+    assert ids.tolist() == [7, 21, 24, 0, 0, 26]

@@ -24,12 +24,13 @@ from foredraft.engine.token_tree import ROOT, TreeShape, path_to
 from foredraft.gpu import Graphs, at_once
 from foredraft.kernels import DrawSpec
 from foredraft.model import LanguageModel, Read, WarmUpSizes
+from foredraft.model.batch import flatten
 from foredraft.model.device_stack import DeviceStackBody
 from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.probe import probe
 from foredraft.model.taps import FINAL_NORM
 from foredraft.policy import FixedPolicy
-from foredraft.sampling import SamplingParams
+from foredraft.sampling import HostCopy, SamplingParams
 from tests.model.reference import hidden_states
 from tests.model.zoo import DEVICE_FORMS, STACK_FORMS, VOCAB_SIZE, WINDOW, random_model
 
@@ -226,6 +227,31 @@ def test_generation_ends_where_the_model_gives_nan(spec: DrawSpec) -> None:
     ours, _ = generated(model, [3, 3], [GREEDY, spec], at_once=True)
     assert ours.ids[1] == [poisoned]
     assert ours.ids[0] == sound.ids[0][: sound.ids[0].index(poisoned) + 1 if poisoned in sound.ids[0] else None]
+
+
+def test_a_launched_pass_has_the_bits_of_one_over_known_tokens() -> None:
+    """Beside a text without a draft. It serves only reads of the tokens that it has read."""
+    model = loaded("two heads")
+    launched_cache, cache = room_for(model, 8, 8), room_for(model, 8, 8)
+    ids = HostCopy(torch.tensor([[31, 32], [33, -1]], device=DEVICE))
+    known = [Read(0, [1, 2, 32, 33], 3), Read(1, [5], 1)]
+    launched = model.launch_read([Read(0, [1, 2, -2, -3], 3), Read(1, [5], 1)], launched_cache, ids)
+    assert launched is not None
+    assert launched_cache.num_held(0) == 0
+    expected = model.read(known, cache)
+    assert torch.equal(model.read(known, launched_cache, launched), expected)
+    assert launched_cache.region(0).tokens == [1, 2, 32, 33]
+    assert not launched.is_of([Read(0, [1, 2, 32], 2), Read(1, [5], 1)])
+    ended = model.launch_read([Read(0, [31, -4], 2)], launched_cache, ids)
+    assert ended is not None
+    assert not ended.is_of([Read(0, [31, 0], 2)])
+
+
+def test_placeholders_of_another_device_start_no_pass() -> None:
+    model = loaded("two heads")
+    batch = flatten([Read(0, [-1], 1)], room_for(model, 4))
+    elsewhere = torch.zeros(1, 1, dtype=torch.int64, device="meta")
+    assert model.body.launch(batch, elsewhere) is None  # type: ignore[attr-defined]
 
 
 def test_a_sequence_can_move_in_memory() -> None:

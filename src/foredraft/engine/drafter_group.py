@@ -17,9 +17,11 @@ from foredraft.engine.cache import KVCache
 from foredraft.engine.contract import check_drafter, check_probs, check_proposal
 from foredraft.engine.forced_prefix import ForcedPrefix, apply_constraints
 from foredraft.engine.proposal import (
+    DeviceDraft,
     Drafter,
     DraftRequest,
     Features,
+    PendingProposal,
     Proposal,
     begin,
     bytes_held,
@@ -84,13 +86,17 @@ class DrafterGroup:
         return tuple(self._drafters)
 
     def propose(self, scheduled: Sequence[ScheduledSequence], vocab_size: int, cache: KVCache | None = None) -> Drafts:
-        """Draft for each sequence with the drafter that it names; a sequence without one gets only forced tokens. All drafters begin
-        before any is waited for.
+        """`begin` and `collect`."""
+        return self.collect(self.begin(scheduled, cache), vocab_size)
+
+    def begin(self, scheduled: Sequence[ScheduledSequence], cache: KVCache | None = None) -> Drafting:
+        """Start to draft for each sequence with the drafter that it names; a sequence without one gets only forced tokens. All drafters
+        begin before any is waited for.
 
         cache: the target's, for drafters that read it.
         """
         if not any(item.max_draft for item in scheduled):
-            return Drafts(Proposal.merged([], len(scheduled)), {}, {})
+            return Drafting(len(scheduled), [], [])
         forced_prefixes = [ForcedPrefix.of(item.sequence, item.max_draft, item.shape) for item in scheduled]
         places: dict[str, list[int]] = {}
         for b, (item, forced) in enumerate(zip(scheduled, forced_prefixes, strict=True)):
@@ -100,13 +106,18 @@ class DrafterGroup:
         for question in questions:
             with question.timed():
                 self._begin(question, forced_prefixes, cache)
+        return Drafting(len(scheduled), forced_prefixes, questions)
+
+    def collect(self, drafting: Drafting, vocab_size: int) -> Drafts:
+        """Wait for the drafters, and check their proposals."""
         parts = []
-        for question in questions:
+        for question in drafting.questions:
             with question.timed():
                 parts += self._collect(question, vocab_size)
-        times = {question.name: question.seconds for question in questions}
-        failures = {question.name: question.error for question in questions if question.error is not None}
-        return Drafts(apply_constraints(Proposal.merged(parts, len(scheduled)), forced_prefixes), times, failures)
+        times = {question.name: question.seconds for question in drafting.questions}
+        failures = {question.name: question.error for question in drafting.questions if question.error is not None}
+        proposal = Proposal.merged(parts, drafting.num_rows)
+        return Drafts(apply_constraints(proposal, drafting.forced_prefixes), times, failures)
 
     def forget(self, seq_ids: list[int], names: Sequence[str] | None = None) -> None:
         """Let drafters forget these sequences. names: the drafters; None: all."""
@@ -221,6 +232,26 @@ class _Question:
             self.error = error
         finally:
             self.seconds += time.perf_counter() - started
+
+
+class Drafting(NamedTuple):
+    """The drafts of a step, under way. num_rows: the number of sequences. forced_prefixes: one for each; () if nothing is drafted."""
+
+    num_rows: int
+    forced_prefixes: Sequence[ForcedPrefix]
+    questions: Sequence[_Question]
+
+    @property
+    def on_device(self) -> DeviceDraft | None:
+        """The whole draft, with a row for each sequence, if a device is still choosing its tokens and nothing will change them."""
+        if len(self.questions) != 1 or any(forced.sequence.sampler.constraint for forced in self.forced_prefixes):
+            return None
+        [question] = self.questions
+        draft = question.answer.draft if isinstance(question.answer, PendingProposal) else None
+        if draft is None:
+            return None
+        by_row = dict(zip(question.rows, draft.rows, strict=True))
+        return draft._replace(rows=[by_row.get(b, []) for b in range(self.num_rows)])
 
 
 def _encoded(cache: KVCache | None, seq_id: int) -> Tensor | None:

@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 from foredraft.engine.checks import check_memory, check_params, check_prompt, check_source
-from foredraft.engine.drafter_group import DrafterGroup, Drafts
+from foredraft.engine.drafter_group import DrafterGroup, Drafting, Drafts
 from foredraft.engine.faults import DrafterFaults
 from foredraft.engine.logprobs import logprobs_of, record_prompt
 from foredraft.engine.memory_pool import MemoryPool
-from foredraft.engine.proposal import Drafter, Proposal
+from foredraft.engine.proposal import DeviceDraft, Drafter, Parents, Proposal
 from foredraft.engine.scheduler import Limits, Scheduler
 from foredraft.engine.sequence import StopRule, TokenSequence
 from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.engine.stats import PrefixStats, SpeculationStats
 from foredraft.engine.step import Attempt, Observer, Outcome, ScheduledSequence, Step, StepTimer, outcomes_of
 from foredraft.model import LanguageModel, Read, read_with_draft
+from foredraft.model.placeholders import LaunchedRead
 from foredraft.policy import FixedPolicy, Policy, SafePolicy
 from foredraft.sampling import (
     NO_CHECKPOINT_RULES,
@@ -213,12 +214,16 @@ class Engine:
     ) -> Attempt:
         """Propose, score, verify. This changes no history, so it may be repeated."""
         scoring = [item for item in scheduled if item.scores]
-        drafts = self._propose(scoring)
+        drafting = self._drafter_group.begin(scoring, self.cache)
         timer.lap()
-        logits = self._score(scheduled, drafts.proposal)
+        launched = self._launch(scheduled, drafting.on_device)
+        read_time = timer.lap()
+        drafts = self._collect(drafting)
+        timer.lap()
+        logits = self._score(scheduled, drafts.proposal, launched)
         if meanwhile is not None:
             meanwhile()
-        read_time = timer.lap()
+        read_time += timer.lap()
         outcomes = self._verify(scoring, drafts.proposal, logits) if scoring else []
         step = Step(scheduled, scoring, drafts.proposal, outcomes, drafts.times, read_time, timer.lap())
         return Attempt(step, timer)
@@ -280,27 +285,45 @@ class Engine:
             return self._speculative_tokens
         return None if isinstance(params.speculative_tokens, str) else params.speculative_tokens
 
-    def _propose(self, scoring: Sequence[ScheduledSequence]) -> Drafts:
-        drafts = self._drafter_group.propose(scoring, self.model.traits.vocab_size, self.cache)
+    def _launch(self, scheduled: Sequence[ScheduledSequence], draft: DeviceDraft | None) -> LaunchedRead | None:
+        """Start the target's pass over a draft that is not known yet."""
+        if draft is None:
+            return None
+        reads = self._reads(scheduled, draft.rows, [None] * len(draft.rows))
+        return self.model.launch_read(reads, self.cache, draft.ids)
+
+    def _collect(self, drafting: Drafting) -> Drafts:
+        drafts = self._drafter_group.collect(drafting, self.model.traits.vocab_size)
         self._faults.cool_down(drafts.failures, self._running_ids)
         return drafts
 
-    def _score(self, scheduled: Sequence[ScheduledSequence], proposal: Proposal) -> list[Tensor]:
-        """Run one target pass. -> for each sequence that scores, the logits [lens + 1, V] after its history and each draft token"""
-        reads, starts = [], []
-        drafts = zip(proposal.draft_ids, proposal.draft_parents, strict=True)
+    def _reads(
+        self, scheduled: Sequence[ScheduledSequence], draft_ids: Sequence[Sequence[int]], parents: Parents
+    ) -> list[Read]:
+        """What the target's pass reads. draft_ids, parents: a row for each sequence that scores"""
+        reads = []
+        drafts = zip(draft_ids, parents, strict=True)
         for item in scheduled:
-            starts.append(self.cache.num_held(item.sequence.seq_id))
-            tokens = item.sequence.tokens[starts[-1] : starts[-1] + item.num_unread]
+            start = self.cache.num_held(item.sequence.seq_id)
+            tokens = item.sequence.tokens[start : start + item.num_unread]
             read = Read(item.sequence.seq_id, tokens, 0)
             if item.scores:
                 read = read_with_draft(read, *next(drafts))
             if self._wants_prompt_logprobs(item.sequence):
                 read = replace(read, num_logits=len(read.tokens))
             reads.append(read)
+        return reads
+
+    def _score(
+        self, scheduled: Sequence[ScheduledSequence], proposal: Proposal, launched: LaunchedRead | None
+    ) -> list[Tensor]:
+        """Run one target pass, unless the launched one serves. -> for each sequence that scores, the logits [lens + 1, V] after its
+        history and each draft token"""
+        starts = [self.cache.num_held(item.sequence.seq_id) for item in scheduled]
+        reads = self._reads(scheduled, proposal.draft_ids, proposal.draft_parents)
         if not reads:
             return []
-        logits = self.model.read(reads, self.cache)
+        logits = self.model.read(reads, self.cache, launched)
         ends = accumulate((read.num_logits for read in reads), initial=0)
         parts = [logits[a:b] for a, b in pairwise(ends)]
         for item, start, part in zip(scheduled, starts, parts, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.engine.region import Region
 from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.engine.token_tree import TreeShape
-from foredraft.sampling import NO_FAILURES, Failures, Pending, Sampler, TokenProbs, joined
+from foredraft.sampling import NO_FAILURES, Failures, HostCopy, Pending, Sampler, TokenProbs, joined
 
 CERTAIN = -1
 
@@ -289,6 +289,22 @@ def tensor_of(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
     return torch.from_numpy(np.array(numbers, dtype=np.int64))
 
 
+class DeviceDraft(NamedTuple):
+    """Draft tokens that a device is still choosing. rows: for each request its chain, as placeholders that stand for ids (see
+    model/placeholders.py)."""
+
+    ids: HostCopy
+    rows: Sequence[Sequence[int]]
+
+
+class PendingProposal(Pending[Proposal]):
+    """A proposal that depends on a device. draft: its tokens there, if the proposal will have no others."""
+
+    def __init__(self, finish: Callable[[], Proposal], draft: DeviceDraft | None = None) -> None:
+        super().__init__([], lambda _: finish())
+        self.draft = draft
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of verification. Sequence b emits the draft tokens at paths[b], then next_ids[b].
@@ -325,7 +341,8 @@ class Drafter(Protocol):
     shares_cache: True if it runs layers of the target over the target's own keys and values, passed as `region` of its requests.
     reads_encoder: True if it reads the output of the target's encoder, passed as `encoded` of its requests.
     grows_trees: True if it can propose trees.
-    begin(requests) -> Pending[Proposal]: starts work elsewhere that `propose` would wait for (see `begin`).
+    begin(requests) -> Pending[Proposal]: starts work elsewhere that `propose` would wait for (see `begin`). If it is a PendingProposal
+        with a draft, the target may read that draft before the proposal is known.
 
     A drafter that can keep what it has read for later texts is a `RetainingDrafter` (see drafter_group.py)."""
 

@@ -335,6 +335,15 @@ def begin(
 
 
 @triton.jit
+def fill_placeholders(ids, chosen, num_rows, BLOCK: tl.constexpr):
+    row = tl.arange(0, BLOCK)
+    inside = row < num_rows
+    given = tl.load(ids + row, mask=inside, other=0)
+    new = tl.load(chosen - 1 - given, mask=inside & (given < 0), other=0)
+    tl.store(ids + row, tl.where(given < 0, tl.maximum(new, 0), given), mask=inside)
+
+
+@triton.jit
 def advance(chosen, ids, step_ids, step_positions, num_rows, BLOCK: tl.constexpr):
     row = tl.arange(0, BLOCK)
     inside = row < num_rows

@@ -35,11 +35,11 @@ from foredraft.gpu import (
 )
 from foredraft.kernels import DrawSpec, StackBatch
 from foredraft.model.batch import Branch, RaggedBatch, Reading, branches_of
-from foredraft.model.generation import Generated
+from foredraft.model.generation import Generated, Generation
 from foredraft.model.rotary import rotation_table
 from foredraft.model.stored import is_linear
 from foredraft.model.warm_up import WarmUpSizes
-from foredraft.sampling import TokenProbs, to_device
+from foredraft.sampling import HostCopy, Pending, TokenProbs, to_device
 
 _FORM = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _WINDOW_IN_CONFIG = ("MistralForCausalLM",)
@@ -56,10 +56,10 @@ class DeviceStackBody:
     kernels = None
 
     def __init__(self, hf: PreTrainedModel, context_len: int, runner: Runner, *, is_batch_invariant: bool) -> None:
-        from foredraft.gpu import passes  # this class is used only if Triton is installed
+        from foredraft.gpu import passes, rows  # this class is used only if Triton is installed
 
         self.is_batch_invariant = is_batch_invariant
-        self._passes = passes
+        self._passes, self._rows = passes, rows
         self._arithmetic = passes.ROW_EXACT if is_batch_invariant else passes.FASTEST
         self._runner = runner
         self._stack = _take(hf, min(context_len, _MOST_POSITIONS))
@@ -70,16 +70,23 @@ class DeviceStackBody:
         self._inputs: dict[Bucket, Inputs] = {}
         self._steps: dict[Bucket, Inputs] = {}
 
-    def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
+    def __call__(self, batch: RaggedBatch, taps: Sequence[int] = (), ids: Tensor | None = None) -> Reading:
+        """ids: what the batch's placeholders stand for."""
         with on(self._device):
             paths = None if batch.is_contiguous else slot_paths(batch)
             num_slots = 0 if paths is None else len(paths.slots)
             bucket = bucket_for(len(batch.ids), len(batch.spans), len(batch.wanted), num_slots=num_slots)
             inputs = self._inputs_of(bucket)
             inputs.fill(self._located(batch), paths)
+            if ids is not None:
+                self._rows.fill_placeholders(inputs.ids, ids)
             logits, *features = self._compute(inputs, 0, tuple(taps))
             hidden = features[0][: len(batch.ids)].clone() if features else None
             return Reading(logits[: len(batch.wanted)].clone(), hidden)
+
+    def launch(self, batch: RaggedBatch, ids: Tensor, taps: Sequence[int] = ()) -> Reading | None:
+        """See PlaceholderBody."""
+        return self(batch, taps, ids) if ids.device == self._device else None
 
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         """Truncated distributions are not supported: they take one pass per token."""
@@ -87,8 +94,8 @@ class DeviceStackBody:
 
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
-    ) -> Generated:
-        """See LanguageModel.generate. Runs in one replay."""
+    ) -> Generation:
+        """See LanguageModel.launch_generation. Runs in one replay."""
         noise = _noise_of(specs)
         with on(self._device):
             inputs = self._inputs_of(bucket_for(len(batch.ids), len(batch.spans), len(batch.wanted), max(lens), noise))
@@ -99,9 +106,8 @@ class DeviceStackBody:
             token_probs = None
             if any(spec.is_drawn for spec in specs):
                 token_probs = TokenProbs(_drawn_rows(probs[0], lens, specs, vocab_size))
-            by_step = ids.tolist()
-        rows = ([row[i] for row in by_step[:length]] for i, length in enumerate(lens))
-        return Generated([_up_to_nan(row) for row in rows], token_probs)
+            copy = HostCopy(ids)
+        return Generation(Pending([], lambda _: _generated(copy, lens, token_probs)), copy)
 
     def take_over(self) -> None:
         """Nothing to do: the model's layers have been taken already."""
@@ -208,6 +214,13 @@ def _drawn_rows(token_probs: Tensor, lens: Sequence[int], specs: Sequence[DrawSp
     places = [(step, i) for i, spec in enumerate(specs) if spec.is_drawn for step in range(lens[i])]
     steps, columns = to_device(places, token_probs.device, torch.int64).T
     return functional.pad(token_probs[steps, columns], (0, vocab_size - token_probs.shape[2]))
+
+
+def _generated(ids: HostCopy, lens: Sequence[int], token_probs: TokenProbs | None) -> Generated:
+    """ids: [depth, spans]"""
+    by_step = ids.tolist()
+    rows = ([row[i] for row in by_step[:length]] for i, length in enumerate(lens))
+    return Generated([_up_to_nan(row) for row in rows], token_probs)
 
 
 def _up_to_nan(ids: list[int]) -> list[int]:

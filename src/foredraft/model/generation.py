@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foredraft.kernels import DrawSpec
 from foredraft.model.batch import Read
-from foredraft.sampling import TokenProbs, choose_with
+from foredraft.sampling import HostCopy, Pending, TokenProbs, choose_with
 
 
 class Generated(NamedTuple):
@@ -19,6 +19,14 @@ class Generated(NamedTuple):
 
     ids: list[list[int]]
     token_probs: TokenProbs | None = None
+
+
+class Generation(NamedTuple):
+    """A generation that a device may still be computing. ids: [K, N], the tokens of reads[i] in column i, -1 from where it ended early;
+    None if nothing is under way."""
+
+    result: Pending[Generated]
+    ids: HostCopy | None = None
 
 
 def generate_step_by_step(

@@ -22,13 +22,15 @@ from foredraft.model.batch import RaggedBatch, Read, Reading, flatten, remember
 from foredraft.model.encoder_decoder import EncoderDecoderBody
 from foredraft.model.encoder_inputs import FeatureShape, feature_shape_of
 from foredraft.model.feature_encoder import FeatureEncoderBody
-from foredraft.model.generation import Generated, generate_step_by_step
+from foredraft.model.generation import Generated, Generation, generate_step_by_step
 from foredraft.model.library import LibraryBody
 from foredraft.model.mask_token import mask_token_of
 from foredraft.model.memory import is_spread, memory_for_layers
+from foredraft.model.placeholders import LaunchedRead
 from foredraft.model.ranks import is_split
 from foredraft.model.taps import FINAL_NORM
 from foredraft.model.warm_up import WarmUpSizes
+from foredraft.sampling import HostCopy, Pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,16 @@ class GeneratingBody(Body, Protocol):
 
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
-    ) -> Generated:
-        """See LanguageModel.generate. batch: the last row of each span is wanted, and slots equal positions."""
+    ) -> Generation:
+        """See LanguageModel.launch_generation. batch: the last row of each span is wanted, and slots equal positions."""
+
+
+@runtime_checkable
+class PlaceholderBody(Body, Protocol):
+    """A body on a device, for tokens that the device is still choosing."""
+
+    def launch(self, batch: RaggedBatch, ids: Tensor, taps: Sequence[int] = ()) -> Reading | None:
+        """A pass whose batch may have placeholders (see placeholders.py), which stand for ids. None if these are on another device."""
 
 
 @runtime_checkable
@@ -143,6 +153,7 @@ class LanguageModel:
         self._generating = self.body if isinstance(self.body, GeneratingBody) else None
         self._growing = self.body if isinstance(self.body, GrowingBody) else None
         self._source_reading = self.body if isinstance(self.body, SourceReadingBody) else None
+        self._launching = self.body if isinstance(self.body, PlaceholderBody) else None
         self._new_region = self.body.new_region if isinstance(self.body, SharedBody) else Region
 
     def take_over(self) -> None:
@@ -253,16 +264,31 @@ class LanguageModel:
             cache.open(seq_id, source, is_shared=False)
         return cache
 
-    def read(self, reads: Sequence[Read], cache: Regions) -> Tensor:
+    def launch_read(self, reads: Sequence[Read], cache: Regions, ids: HostCopy) -> LaunchedRead | None:
+        """Start a pass over tokens that a device is still choosing, whose placeholders in the reads (see placeholders.py) stand for ids. It
+        ends when `read` is given its result, and the cache holds nothing new before. None if the model cannot, or need not, start
+        early."""
+        if self._launching is None:
+            return None
+        batch = flatten(reads, cache)
+        with torch.inference_mode():
+            reading = self._launching.launch(batch, ids.on_device, cache.taps)
+        return None if reading is None else LaunchedRead(reads, ids, reading)
+
+    def read(self, reads: Sequence[Read], cache: Regions, launched: LaunchedRead | None = None) -> Tensor:
         """One pass over all reads. Afterwards the cache also holds their tokens, and their features if it has taps. Room must have been
-        reserved. Sources that no pass has read yet are read first.
+        reserved. Sources that no pass has read yet are read first. launched: a pass that may have read the same tokens; it is not
+        repeated if it has.
 
         -> logits [sum(num_logits), V], in the order of the reads
         """
         batch = flatten(reads, cache)
         with torch.inference_mode():
-            self._read_sources(batch)
-            logits, hidden = self.body(batch, cache.taps)
+            if launched is not None and launched.is_of(reads):
+                logits, hidden = launched.reading
+            else:
+                self._read_sources(batch)
+                logits, hidden = self.body(batch, cache.taps)
             if hidden is not None:
                 for span in batch.spans:
                     rows = hidden[span.first_row : span.first_row + span.num_rows]
@@ -293,17 +319,28 @@ class LanguageModel:
 
         The distributions are over vocab_size ids, even if the model has fewer.
         """
+        return self.launch_generation(reads, lens, vocab_size, cache, specs).result.resolve()
+
+    def launch_generation(
+        self, reads: Sequence[Read], lens: Sequence[int], vocab_size: int, cache: Regions, specs: Sequence[DrawSpec]
+    ) -> Generation:
+        """The same, but the device may still be generating. The cache holds the tokens when the result has been resolved."""
         if not reads:
-            return Generated([])
+            return Generation(Pending.of(Generated([])))
         if self._generating is None or not self._generating.can_generate(specs):
-            return generate_step_by_step(partial(self.read, cache=cache), reads, lens, vocab_size, specs)
+            read_all = partial(self.read, cache=cache)
+            return Generation(Pending.of(generate_step_by_step(read_all, reads, lens, vocab_size, specs)))
         batch = flatten(reads, cache, lens)
         with torch.inference_mode():
             self._read_sources(batch)
-            generated = self._generating.generate(batch, lens, vocab_size, specs)
-        for read, span, tokens in zip(reads, batch.spans, generated.ids, strict=True):
-            span.region.tokens.extend([*read.tokens, *tokens[:-1]])
-        return generated
+            generation = self._generating.generate(batch, lens, vocab_size, specs)
+
+        def remembered(generated: Generated) -> Generated:
+            for read, span, tokens in zip(reads, batch.spans, generated.ids, strict=True):
+                span.region.tokens.extend([*read.tokens, *tokens[:-1]])
+            return generated
+
+        return generation._replace(result=generation.result.then(remembered))
 
     @property
     def can_grow(self) -> bool:

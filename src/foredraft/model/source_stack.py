@@ -33,7 +33,7 @@ from foredraft.kernels import (
     WeightSource,
 )
 from foredraft.model.batch import RaggedBatch, Reading
-from foredraft.model.generation import Generated
+from foredraft.model.generation import Generated, Generation
 from foredraft.model.layers import Packer, joined_bias, take_mlp
 from foredraft.model.packed import NativeLinear
 from foredraft.model.pages import give_back, mapped_files
@@ -49,7 +49,7 @@ from foredraft.model.source_families import (
 from foredraft.model.stored import source_of
 from foredraft.model.taps import FINAL_NORM
 from foredraft.model.warm_up import WarmUpSizes
-from foredraft.sampling import TokenProbs
+from foredraft.sampling import Pending, TokenProbs
 
 _NO_ROTATION = (torch.zeros(1, 1), torch.zeros(1, 1))
 _NO_NORM = NormWeights()
@@ -103,12 +103,12 @@ class DecoderStackBody:
 
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
-    ) -> Generated:
-        """See LanguageModel.generate. Runs in one call."""
+    ) -> Generation:
+        """See LanguageModel.launch_generation. Runs in one call."""
         ids, probs, kept_ids = self.kernels.generate(
             self._decoder, self._located(batch), _NO_ROTATION, lens, vocab_size, specs
         )
-        return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
+        return Generation(Pending.of(Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))))
 
     def grow(
         self, batch: RaggedBatch, shapes: Sequence[TreeShape], vocab_size: int, specs: Sequence[DrawSpec]

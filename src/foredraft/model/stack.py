@@ -30,14 +30,14 @@ from foredraft.kernels import (
 from foredraft.model.batch import RaggedBatch, Reading
 from foredraft.model.exits import Exit, ExitAdapter
 from foredraft.model.families import Family, family_of, form_of, layer_types_of
-from foredraft.model.generation import Generated
+from foredraft.model.generation import Generated, Generation
 from foredraft.model.layers import take_adapter, take_layers, take_norm
 from foredraft.model.packed import NativeEmbedding, NativeLinear, pack_embedding
 from foredraft.model.pages import give_back
 from foredraft.model.rotary import rotation_table
 from foredraft.model.stored import source_of
 from foredraft.model.warm_up import WarmUpSizes
-from foredraft.sampling import TokenProbs
+from foredraft.sampling import Pending, TokenProbs
 
 _FIRST_POSITIONS = 512
 
@@ -90,13 +90,13 @@ class StackBody:
 
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
-    ) -> Generated:
-        """See LanguageModel.generate. Runs in one call."""
+    ) -> Generation:
+        """See LanguageModel.launch_generation. Runs in one call."""
         rotation = self._rotation_for(batch, max(lens))
         ids, probs, kept_ids = self.kernels.generate(
             self._stack, self._located(batch), rotation, lens, vocab_size, specs
         )
-        return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
+        return Generation(Pending.of(Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))))
 
     def grow(
         self, batch: RaggedBatch, shapes: Sequence[TreeShape], vocab_size: int, specs: Sequence[DrawSpec]
