@@ -360,7 +360,7 @@ class _ForcedChoice:
         if rows[0].sampler.is_greedy:
             return pending_choice(logits, rows, **options)
         probs = token_probs_of(adjusted(logits, rows).logits, rows).dense(logits.shape[1])
-        return Pending.of(Choice(self._inverse_cdf(probs)))
+        return Pending.of(Choice(self._inverse_cdf(probs).tolist()))
 
     def _inverse_cdf(self, weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
         assert self.odds is None, "one token for each sequence"
@@ -379,7 +379,7 @@ def walk_law_error(case: Toy) -> float:
     run = _Run(case, [draft], case.params)
     for own in case.texts():
         odds = math.prod(float(case.p[draft[:i]][token]) for i, token in enumerate(own))
-        choice = Pending.of(Choice(torch.tensor(own)))
+        choice = Pending.of(Choice(list(own)))
         with patch.object(verification, "pending_choice", lambda *_, choice=choice, **__: choice):
             verdict = run()
         emitted[(*draft[: verdict.num_accepted[0]], verdict.next_ids[0])] += odds
@@ -427,7 +427,7 @@ def plain_text(case: Toy, sampler: Sampler) -> Prefix:
     """The text that the target writes alone, one token at a time."""
     text: Prefix = ()
     while len(text) <= case.depth:
-        text = (*text, int(choose(case.logits[text][None], [Row(sampler, (0, *text))]).ids[0]))
+        text = (*text, choose(case.logits[text][None], [Row(sampler, (0, *text))]).ids[0])
     return text
 
 

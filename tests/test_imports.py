@@ -20,6 +20,7 @@ LAYERS = (
     {
         "errors",
         "utils.heap",
+        "utils.host_copy",
         "utils.lazy",
         "utils.machine",
         "utils.prefix",

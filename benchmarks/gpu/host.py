@@ -42,8 +42,8 @@ class Idle(DeviceStackBody):
         law = torch.zeros(VOCAB_SIZE).index_fill_(0, torch.tensor([TOKEN]), 1.0)
         if not bucket.depth:
             return ((1000 * law).expand(bucket.num_wanted, -1),)
-        ids = torch.full((bucket.depth, bucket.num_spans), TOKEN)
-        return (ids, law.expand(*ids.shape, -1)) if bucket.noise else (ids,)
+        self._outputs_of(bucket).ids.fill_(TOKEN)
+        return (law.expand(bucket.depth, bucket.num_spans, -1),) if bucket.noise else ()
 
 
 class Ahead(LanguageModel):

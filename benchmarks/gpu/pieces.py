@@ -75,6 +75,7 @@ def attention(
             stores = array("q", [store[0].data_ptr(), store[1].data_ptr()])
             span = CacheSpan(0, count, context - count, context, stores)
             inputs.fill(StackBatch([0] * count, places, None, list(range(count)), [span]))
+            inputs.send()
             queries = torch.randn(count, num_heads, 128, device=DEVICE, dtype=DTYPE)
             result[f"{count} at {context}"] = {
                 number: _seconds([partial(kernels.attend, queries, inputs, 0, _layer(), shape, number)] * 8)

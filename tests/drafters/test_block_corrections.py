@@ -59,7 +59,7 @@ def test_each_token_depends_on_those_before(target: LanguageModel, head: DFlashH
         ids: list[int] = []
         for _ in range(length):
             logits = logits_after(head, each, ids)
-            ids.append(int(choose(logits, [Row(each.sampler, each.tokens, list(ids))]).ids[0]))
+            ids.append(choose(logits, [Row(each.sampler, each.tokens, list(ids))]).ids[0])
         expected.append(ids)
     proposal = new_drafter(head).propose(made)
     assert proposal.draft_ids == expected

@@ -76,7 +76,7 @@ def test_each_mask_row_drafts_the_token_of_its_position(
     for each, length in zip(made, (4, 1, 2), strict=True):
         ids: list[int] = []
         for logits in place_logits(head, each)[:length].split(1):
-            ids.append(int(choose(logits, [Row(each.sampler, each.tokens, list(ids))]).ids[0]))
+            ids.append(choose(logits, [Row(each.sampler, each.tokens, list(ids))]).ids[0])
         expected.append(ids)
     proposal = new_drafter(head).propose(made)
     assert proposal.draft_ids == expected

@@ -45,7 +45,7 @@ def expected_draft(model: LanguageModel, request: DraftRequest) -> list[int]:
     ids: list[int] = []
     while len(ids) < request.max_len:
         logits = logits_after(model, [*request.tokens, *ids])
-        ids.append(int(choose(logits, [Row(request.sampler, request.tokens, list(ids))]).ids[0]))
+        ids.append(choose(logits, [Row(request.sampler, request.tokens, list(ids))]).ids[0])
     return ids
 
 

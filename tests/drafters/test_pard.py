@@ -48,7 +48,7 @@ def expected_draft(model: LanguageModel, request: DraftRequest) -> list[int]:
     """The expected draft, position by position: the sampler sees the draft tokens before, the model does not."""
     ids: list[int] = []
     for logits in place_logits(model, request.tokens, request.max_len).split(1):
-        ids.append(int(choose(logits, [Row(request.sampler, request.tokens, list(ids))]).ids[0]))
+        ids.append(choose(logits, [Row(request.sampler, request.tokens, list(ids))]).ids[0])
     return ids
 
 

@@ -83,7 +83,7 @@ def test_each_mask_row_drafts_the_token_of_its_position(
     for each in made:
         ids: list[int] = []
         for logits in place_logits(head, each, each.max_len).split(1):
-            ids.append(int(choose(logits, [Row(each.sampler, each.tokens, list(ids))]).ids[0]))
+            ids.append(choose(logits, [Row(each.sampler, each.tokens, list(ids))]).ids[0])
         expected.append(ids)
     proposal = new_drafter(head).propose(made)
     assert proposal.draft_ids == expected

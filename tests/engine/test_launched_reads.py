@@ -17,7 +17,8 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.kernels import DrawSpec
 from foredraft.model import LanguageModel, RaggedBatch, Reading
 from foredraft.model.generation import Generated, Generation
-from foredraft.sampling import HostCopy, Pending, SamplingParams
+from foredraft.sampling import Pending, SamplingParams
+from tests.host_copies import copied
 
 PROMPTS = ([0, 549, 300, 11, 12, 300, 11, 12], [0, 616, 635, 271, 480], [0, *range(500, 540)], [0, 9])
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -58,7 +59,7 @@ class OnDevice:
         ids, token_probs = self._body.generate(batch, lens, vocab_size, specs).result.resolve()
         ids = [row[: row.index(self._last)] if self._last in row else row for row in ids]
         table = torch.tensor([[*row, *[-1] * (max(lens) - len(row))] for row in ids])
-        return Generation(Pending.of(Generated(ids, token_probs)), HostCopy(table.T.contiguous()))
+        return Generation(Pending.of(Generated(ids, token_probs)), copied(table.T.contiguous()))
 
     def take_over(self) -> None: ...
 

@@ -19,6 +19,7 @@ def test_ids_and_positions_are_filled_in(device: torch.device) -> None:
     for _ in range(2):  # what was there before leaves no trace
         inputs.fill(FULL)
         inputs.fill(StackBatch([10, 11, 12, 13, 14], [0, 1, 2, 7, 8], None, [2, 4], spans))
+        inputs.send()
         assert inputs.ids.tolist() == [10, 11, 12, 13, 14, 0, 0, 0]
         assert inputs.positions.tolist() == [0, 1, 2, 7, 8, 0, 0, 0]
         assert inputs.row_spans.tolist() == [0, 0, 0, 1, 1, NO_SPAN, NO_SPAN, NO_SPAN]
@@ -39,6 +40,7 @@ def test_slots_are_filled_in(device: torch.device) -> None:
         inputs.fill(FULL._replace(slots=[9] * 8), SlotPaths([9] * 8, [9] * 8))
         paths = SlotPaths([5, 3, 1, 20, 10], [0, 0, 0, 3, 3])
         inputs.fill(StackBatch([10, 11, 12, 13, 14], [0, 1, 2, 7, 8], [5, 3, 1, 20, 10], [2, 4], spans), paths)
+        inputs.send()
         assert inputs.slots.tolist() == [5, 3, 1, 20, 10, 0, 0, 0]
         assert inputs.starts.tolist() == [0, 7, 0, 0]
         assert inputs.first_slots.tolist() == [0, 0, 0, 3, 3, 0, 0, 0]
@@ -51,6 +53,7 @@ def test_uniform_numbers_are_filled_in(device: torch.device) -> None:
     for _ in range(2):  # what was there before leaves no trace
         inputs.fill_noise([DrawSpec(1.0, uniforms=[0.5, 0.5])] * 4)
         inputs.fill_noise([DrawSpec(), DrawSpec(0.8, uniforms=[0.25, 0.5]), DrawSpec(1.0, uniforms=[0.75])])
+        inputs.send()
         assert inputs.temperatures.tolist() == [0.0, 0.8, 1.0, 0.0]
         assert inputs.uniforms.tolist() == [[0.0, 0.25, 0.75, 0.0], [0.0, 0.5, 0.0, 0.0]]
     assert inputs.keys is None
@@ -62,5 +65,6 @@ def test_shared_noise_keys_are_filled_in(device: torch.device) -> None:
     for _ in range(2):
         inputs.fill_noise([DrawSpec(1.0, keys=[9, 9])] * 4)
         inputs.fill_noise([DrawSpec(), DrawSpec(0.8, keys=[-(2**62), 5]), DrawSpec(1.0, uniforms=[0.75])])
+        inputs.send()
         assert inputs.keys.tolist() == [[0, -(2**62), 0, 0], [0, 5, 0, 0]]
         assert inputs.uniforms.tolist() == [[0.0, BY_KEY, 0.75, 0.0], [0.0, BY_KEY, 0.0, 0.0]]

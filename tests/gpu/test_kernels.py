@@ -42,7 +42,15 @@ def rms(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 @by_dtype
 def test_embed(dtype: torch.dtype, device: torch.device) -> None:
     embedding, ids = random(9, 83, dtype=dtype, device=device), torch.tensor([8, 0, 8], device=device)
-    assert torch.equal(kernels.embed(ids, embedding), embedding[ids])
+    nowhere = torch.zeros(1, dtype=torch.int64, device=device)
+    assert torch.equal(kernels.embed(ids, nowhere, embedding), embedding[ids])
+
+
+def test_placeholders_stand_for_chosen_tokens(device: torch.device) -> None:
+    embedding = random(9, 83, dtype=torch.float32, device=device)
+    chosen = torch.tensor([[1, 2], [-1, 4], [5, 6]], device=device)
+    ids, address = torch.tensor([7, -1, -4, -3, 0, -6], device=device), torch.tensor([chosen.data_ptr()], device=device)
+    assert torch.equal(kernels.embed(ids, address, embedding), embedding[[7, 1, 4, 0, 0, 6]])
 
 
 @by_dtype
@@ -134,6 +142,7 @@ class Store:
             for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True))
         ]
         inputs.fill(StackBatch([0] * len(rows), [position for _, position in rows], None, [0], spans))
+        inputs.send()
         return inputs
 
 
@@ -217,6 +226,7 @@ def test_nothing_is_stored_or_read_past_a_sequences_room(device: torch.device) -
     inputs = Inputs(bucket, 1, device)
     span = CacheSpan(0, 1, 15, 16, array("q", [around[0, 1].data_ptr(), around[1, 1].data_ptr()]))
     inputs.fill(StackBatch([0], [16], None, [0], [span]))
+    inputs.send()
     qkv = random(1, 6 * 8, dtype=torch.float32, device=device)
     queries = kernels.rotate_and_store(qkv, inputs, 0, layer_of(), shape)
     assert torch.equal(around, before)

@@ -25,7 +25,7 @@ element, capability = sys.argv[1], int(sys.argv[2])
 NUMBERS = {"width": "i32", "epsilon": "fp32", "scale": "fp32", "window": "i32", "num_positions": "i32", "num_rows": "i32",
            "num_columns": "i32", "inner": "i32", "stride": "i32", "num_parts": "i32", "num_spans": "i32", "num_stores": "i32"}
 TABLES = {"ids": "*i64", "positions": "*i64", "row_spans": "*i64", "stores": "*i64", "capacities": "*i64", "cos": "*fp32", "sin": "*fp32",
-          "reads": "*fp32", "sums": "*fp32", "slots": "*i64", "starts": "*i64", "path_slots": "*i64", "first_slots": "*i64"}
+          "reads": "*fp32", "sums": "*fp32", "slots": "*i64", "starts": "*i64", "path_slots": "*i64", "first_slots": "*i64", "chosen": "*i64"}
 HEADS = {"GROUPS": 4, "KV_HEADS": 8, "WIDTH": 128, "BLOCK_D": 128}
 LINEAR = {"HAS_BIAS": False, "IS_GATED": False, "ADDS": False}
 CONSTANTS = [

@@ -70,6 +70,7 @@ def test_a_generated_token_is_the_input_of_the_next_pass(device: torch.device) -
     inputs, step = (Inputs(bucket, 2, device) for bucket in (Bucket(4, 2, 2, depth=3), Bucket(2, 2, 2)))
     spans = [CacheSpan(0, 3, 5, 16, array("q", [1, 2, 3, 4]))]
     inputs.fill(StackBatch([7, 8, 9], [5, 6, 7], None, [2], spans))
+    inputs.send()
     rows.begin(inputs, step)
     assert step.row_spans.tolist() == [0, -1]
     assert step.capacities.tolist() == [16, 0]
@@ -80,10 +81,3 @@ def test_a_generated_token_is_the_input_of_the_next_pass(device: torch.device) -
         assert ids.tolist() == [chosen, -1]
         assert step.ids.tolist() == [chosen, 0]
         assert step.positions[0] == position
-
-
-def test_placeholders_become_the_numbers_that_they_stand_for(device: torch.device) -> None:
-    chosen = torch.tensor([[21, 22], [-1, 24], [25, 26]], device=device)
-    ids = torch.tensor([7, -1, -4, -3, 0, -6], device=device)
-    rows.fill_placeholders(ids, chosen)
-    assert ids.tolist() == [7, 21, 24, 0, 0, 26]

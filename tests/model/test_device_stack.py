@@ -30,7 +30,8 @@ from foredraft.model.generation import Generated, generate_step_by_step
 from foredraft.model.probe import probe
 from foredraft.model.taps import FINAL_NORM
 from foredraft.policy import FixedPolicy
-from foredraft.sampling import HostCopy, SamplingParams
+from foredraft.sampling import SamplingParams
+from tests.host_copies import copied
 from tests.model.reference import hidden_states
 from tests.model.zoo import DEVICE_FORMS, STACK_FORMS, VOCAB_SIZE, WINDOW, random_model
 
@@ -233,7 +234,7 @@ def test_a_launched_pass_has_the_bits_of_one_over_known_tokens() -> None:
     """Beside a text without a draft. It serves only reads of the tokens that it has read."""
     model = loaded("two heads")
     launched_cache, cache = room_for(model, 8, 8), room_for(model, 8, 8)
-    ids = HostCopy(torch.tensor([[31, 32], [33, -1]], device=DEVICE))
+    ids = copied(torch.tensor([[31, 32], [33, -1]], device=DEVICE))
     known = [Read(0, [1, 2, 32, 33], 3), Read(1, [5], 1)]
     launched = model.launch_read([Read(0, [1, 2, -2, -3], 3), Read(1, [5], 1)], launched_cache, ids)
     assert launched is not None

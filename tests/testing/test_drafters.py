@@ -53,7 +53,7 @@ class Samples(Copies):
                 row = Row(request.sampler, request.tokens, list(ids))
                 logits = self.logits[ids[-1] if ids else request.tokens[-1]][None]
                 if not request.sampler.draws:
-                    ids.append(int(choose(logits, [row]).ids[0]))
+                    ids.append(choose(logits, [row]).ids[0])
                     own.append(CERTAIN)
                     continue
                 law = token_probs_of(adjusted(logits, [row]).logits, [row])

@@ -224,7 +224,7 @@ def test_a_batch_without_any_draft_is_plain_decoding() -> None:
     twins = [sampler_for({"temperature": 0.0}), sampler_for({"seed": 5}), sampler_for({"top_k": 2}, seed=1)]
     expected = choose(case.target_rows([()] * 3), [Row(s, (0,)) for s in twins])
     assert verdict.num_accepted == [0, 0, 0]
-    assert verdict.next_ids == expected.ids.tolist()
+    assert verdict.next_ids == expected.ids
 
 
 # --- the draw -----------------------------------------------------------------------------------------------------

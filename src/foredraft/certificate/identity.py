@@ -139,11 +139,12 @@ class IdentityCheck:
         margins, num_wrong = list[float](), 0
         for batch, logits in read_whole(self._model, texts):
             rows = rows_of(batch)
-            written = torch.tensor([token for text in batch for token in text.output_ids])
-            chosen = choose(logits, rows).ids
-            for r in (chosen != written).nonzero()[:, 0].tolist():
-                margins.append(_margin(logits[r], rows[r], int(chosen[r]), int(written[r])))
-                num_wrong += margins[-1] > self._tolerance(rows[r])
+            written = [token for text in batch for token in text.output_ids]
+            pairs = zip(choose(logits, rows).ids, written, strict=True)
+            for r, (chosen, token) in enumerate(pairs):
+                if chosen != token:
+                    margins.append(_margin(logits[r], rows[r], chosen, token))
+                    num_wrong += margins[-1] > self._tolerance(rows[r])
         count, num_missed, worst = num_tokens(texts), len(margins), max(margins, default=0.0)
         detail = f"{count - num_missed:,} of {count:,} tokens are the choice of an independent pass"
         if num_missed:
@@ -161,7 +162,7 @@ class IdentityCheck:
             return False
         ((texts, logits),) = read_whole(self._model, [a.up_to(position + 1)])
         row = rows_of(texts)[-1]
-        best = int(choose(logits[-1:], [row]).ids[0])
+        best = choose(logits[-1:], [row]).ids[0]
         gaps = (_margin(logits[-1], row, best, text.output_ids[position]) for text in (a, b))
         return all(gap <= self._tolerance(row) for gap in gaps)
 

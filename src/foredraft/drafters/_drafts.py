@@ -83,7 +83,7 @@ def append_choices(drafts: Sequence[Draft], rows: Sequence[Row], logits: Tensor,
     certain = [i for i, row in enumerate(rows) if not row.spec.draws]
     if certain:
         choice = choose(select(logits, certain), [rows[i] for i in certain])
-        for r, (i, token) in enumerate(zip(certain, choice.ids.tolist(), strict=True)):
+        for r, (i, token) in enumerate(zip(certain, choice.ids, strict=True)):
             drafts[i].append(token, CERTAIN, row_failed=r in choice.failed)
     for group in sampled_groups(rows):
         if rows[group[0]].spec.draws:
@@ -99,7 +99,7 @@ def _sample(
     ids, not_a_distribution = checked_ids(pick(probs, group_rows)[0])
     first = num_prob_rows(token_probs)
     token_probs.append(probs)
-    for r, (i, token) in enumerate(zip(group, ids.tolist(), strict=True)):
+    for r, (i, token) in enumerate(zip(group, ids, strict=True)):
         drafts[i].append(token, first + r, row_failed=r in failed or r in not_a_distribution)
 
 

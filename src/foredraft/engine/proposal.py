@@ -15,7 +15,8 @@ from torch import Tensor
 from foredraft.engine.region import Region
 from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.engine.token_tree import TreeShape
-from foredraft.sampling import NO_FAILURES, Failures, HostCopy, Pending, Sampler, TokenProbs, joined
+from foredraft.sampling import NO_FAILURES, Failures, Pending, Sampler, TokenProbs, joined
+from foredraft.utils.host_copy import HostCopy
 
 CERTAIN = -1
 
@@ -234,6 +235,8 @@ class Proposal:
     @staticmethod
     def merged(parts: Sequence[tuple[Sequence[int], Proposal]], num_rows: int) -> Proposal:
         """Merge several proposals into one. parts: (its rows in the result, a proposal). Rows without a part have no draft."""
+        if not parts:
+            return Proposal.certain([()] * num_rows)
         if len(parts) == 1 and len(parts[0][0]) == num_rows:
             return parts[0][1]
         ids: list[list[int]] = [[] for _ in range(num_rows)]

@@ -6,6 +6,7 @@
 from foredraft.gpu.buckets import Bucket, Noise, bucket_for, drafting_buckets, verification_buckets
 from foredraft.gpu.graphs import Graphs, Runner, at_once
 from foredraft.gpu.inputs import Inputs, SlotPaths
+from foredraft.gpu.outputs import Outputs
 from foredraft.gpu.start import on, why_not
 from foredraft.gpu.weights import DeviceLayer, DeviceStack, Linear, Shape
 
@@ -17,6 +18,7 @@ __all__ = [
     "Inputs",
     "Linear",
     "Noise",
+    "Outputs",
     "Runner",
     "Shape",
     "SlotPaths",

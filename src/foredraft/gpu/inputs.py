@@ -29,16 +29,18 @@ class SlotPaths(NamedTuple):
 
 class Inputs:
     """The inputs for one bucket. ids, positions, row_spans: [rows]; wanted: [wanted]; capacities: [spans]; stores: [layers, spans, 2];
-    all int64. temperatures: [spans] and uniforms: [depth, spans], float64, for generated tokens; a uniform is BY_KEY if noise is shared.
+    chosen: [1], the address of the tokens that placeholders among the ids stand for; all int64. temperatures: [spans] and uniforms: [depth, spans], float64, for generated tokens; a uniform is BY_KEY if noise is shared.
     keys: [depth, spans] int64, of the shared noise, or None if the bucket has none. slots and first_slots: [rows], starts: [spans],
     path_slots: [slots], all int64 (SlotPaths), or None if the bucket is contiguous."""
 
     def __init__(self, bucket: Bucket, num_layers: int, device: torch.device) -> None:
         self.bucket = bucket
         rows, spans = bucket.num_rows, bucket.num_spans
-        sizes = [rows, rows, rows, bucket.num_wanted, spans, num_layers * spans * 2]
+        sizes = [rows, rows, rows, bucket.num_wanted, spans, num_layers * spans * 2, 1]
         self._whole = PinnedBuffer(sizes, torch.int64, device)
-        self.ids, self.positions, self.row_spans, self.wanted, self.capacities, stores = self._whole.device_parts(sizes)
+        self.ids, self.positions, self.row_spans, self.wanted, self.capacities, stores, self.chosen = (
+            self._whole.device_parts(sizes)
+        )
         self.stores = stores.view(num_layers, spans, 2)
         self._parts = self._whole.host_parts(sizes)
         noise_sizes = [spans, spans * bucket.depth]
@@ -46,9 +48,13 @@ class Inputs:
         self.temperatures, uniforms = self._noise.device_parts(noise_sizes)
         self.uniforms = uniforms.view(bucket.depth, spans)
         self._noise_parts = self._noise.host_parts(noise_sizes)
+        self._buffers = [self._whole]
+        if bucket.noise:
+            self._buffers.append(self._noise)
         self.keys: Tensor | None = None
         if bucket.noise == Noise.SHARED:
             self._shared = PinnedBuffer(noise_sizes[1:], torch.int64, device)
+            self._buffers.append(self._shared)
             self.keys = self._shared.device_parts(noise_sizes[1:])[0].view(bucket.depth, spans)
             self._key_part = self._shared.host_parts(noise_sizes[1:])[0]
         self.slots: Tensor | None = None
@@ -58,18 +64,33 @@ class Inputs:
         if not bucket.is_contiguous:
             slot_sizes = [rows, spans, rows, bucket.num_slots]
             self._slots = PinnedBuffer(slot_sizes, torch.int64, device)
+            self._buffers.append(self._slots)
             self.slots, self.starts, self.first_slots, self.path_slots = self._slots.device_parts(slot_sizes)
             self._slot_parts = self._slots.host_parts(slot_sizes)
+        self._sent = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.clear()
+        self.send()
+
+    def send(self) -> None:
+        """Copy what was filled in to the device, as part of a graph."""
+        for buffer in self._buffers:
+            buffer.send()
+
+    def record(self) -> None:
+        """The device has been told to copy: from now on `fill` waits for that."""
+        if self._sent is not None:
+            self._sent.record()
 
     def clear(self) -> None:
         """Make all of the bucket padding, so that a pass touches no sequence's memory."""
         self.fill(StackBatch([], [], None if self.bucket.is_contiguous else [], [], []), SlotPaths([], []))
 
-    def fill(self, batch: StackBatch, paths: SlotPaths | None = None) -> None:
-        """Copy a batch to the device. The rest of the bucket becomes padding. paths: needed if slots are not positions"""
-        self._whole.wait()
-        ids, positions, row_spans, wanted, capacities, stores = self._parts
+    def fill(self, batch: StackBatch, paths: SlotPaths | None = None, chosen: Tensor | None = None) -> None:
+        """Let the next `send` copy this batch. The rest of the bucket becomes padding. paths: needed if slots are not positions. chosen:
+        needed if there are placeholders; contiguous and int64, on the device"""
+        if self._sent is not None:
+            self._sent.synchronize()  # the chunks of a prompt follow each other without a result being read
+        ids, positions, row_spans, wanted, capacities, stores, address = self._parts
         for part, numbers in ((ids, batch.ids), (positions, batch.positions), (wanted, batch.wanted)):
             part[: len(numbers)] = numbers
             part[len(numbers) :] = 0
@@ -81,13 +102,12 @@ class Inputs:
             capacities[index] = span.capacity
             by_span[:, index] = np.asarray(span.stores).reshape(-1, 2)
         by_span[:, len(batch.spans) :] = 0
-        self._whole.send()
+        address[0] = 0 if chosen is None else chosen.data_ptr()
         if batch.slots is not None:
             assert paths is not None
             self._fill_slots(batch, batch.slots, paths)
 
     def _fill_slots(self, batch: StackBatch, slots: Sequence[int], paths: SlotPaths) -> None:
-        self._slots.wait()
         row_slots, starts, first_slots, path_slots = self._slot_parts
         for part in self._slot_parts:
             part[:] = 0
@@ -95,11 +115,9 @@ class Inputs:
         starts[: len(batch.spans)] = [span.start for span in batch.spans]
         first_slots[: len(paths.first_slots)] = paths.first_slots
         path_slots[: len(paths.slots)] = paths.slots
-        self._slots.send()
 
     def fill_noise(self, specs: Sequence[DrawSpec]) -> None:
-        """specs: one per span, with noise for every token that it generates."""
-        self._noise.wait()
+        """After `fill`. specs: one per span, with noise for every token that it generates."""
         temperatures, uniforms = self._noise_parts
         temperatures[:], uniforms[:] = 0.0, 0.0
         by_step = self._by_step(uniforms)
@@ -107,17 +125,14 @@ class Inputs:
             temperatures[index] = spec.temperature
             by_step[: len(spec.uniforms), index] = spec.uniforms
             by_step[: len(spec.keys), index] = BY_KEY
-        self._noise.send()
         if self.keys is not None:
             self._fill_keys(specs)
 
     def _fill_keys(self, specs: Sequence[DrawSpec]) -> None:
-        self._shared.wait()
         self._key_part[:] = 0
         by_step = self._by_step(self._key_part)
         for index, spec in enumerate(specs):
             by_step[: len(spec.keys), index] = spec.keys
-        self._shared.send()
 
     def _by_step(self, part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """A view of the same memory, [depth, spans]."""
@@ -132,7 +147,6 @@ class PinnedBuffer:
         self._device = torch.zeros(size, dtype=dtype, device=device)
         is_apart = device.type == "cuda"
         self._host = torch.zeros(size, dtype=dtype, pin_memory=is_apart)
-        self._copied = torch.cuda.Event() if is_apart else None  # type: ignore[no-untyped-call]
 
     def device_parts(self, sizes: list[int]) -> tuple[Tensor, ...]:
         parts = torch.split(self._device, _even(sizes))
@@ -143,15 +157,8 @@ class PinnedBuffer:
         parts = np.split(self._host.numpy(), np.cumsum(_even(sizes))[:-1])
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
-    def wait(self) -> None:
-        """Wait for the previous copy: the chunks of a prompt follow each other without a result being read."""
-        if self._copied is not None:
-            self._copied.synchronize()
-
     def send(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
 
 
 def _even(sizes: list[int]) -> list[int]:

@@ -49,11 +49,12 @@ ANY_ROWS = Tiles(rows=64)
 ANY_GATED_ROWS = Tiles(rows=64, columns=16)
 
 
-def embed(ids: Tensor, embedding: Tensor) -> Tensor:
-    """ids: [T], embedding: [V, N] -> [T, N]"""
+def embed(ids: Tensor, chosen: Tensor, embedding: Tensor) -> Tensor:
+    """ids: [T]; a negative one, -1 - i, is a placeholder for number i of the int64 numbers at the address `chosen` [1], or for 0 if that
+    is negative. embedding: [V, N] -> [T, N]"""
     width = embedding.shape[1]
     out = embedding.new_empty(ids.shape[0], width)
-    programs.embed[(ids.shape[0],)](ids, embedding, out, width, BLOCK=triton.next_power_of_2(width))
+    programs.embed[(ids.shape[0],)](ids, chosen, embedding, out, width, BLOCK=triton.next_power_of_2(width))
     return out
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 from foredraft.gpu import kernels, rows
 from foredraft.gpu.inputs import BY_KEY, Inputs
 from foredraft.gpu.kernels import Tiles
+from foredraft.gpu.outputs import Outputs
 from foredraft.gpu.weights import DeviceStack, Linear, Shape
 from foredraft.sampling import inverse_cdf, shared_scores, tempered
 
@@ -102,7 +103,7 @@ def read(
     or None without taps"""
     num_rows, shape = inputs.bucket.num_rows, stack.shape
     products, parts = arithmetic.products(num_rows), arithmetic.parts(num_rows, shape)
-    residual = kernels.embed(inputs.ids, stack.embedding)
+    residual = kernels.embed(inputs.ids, inputs.chosen, stack.embedding)
     hidden: dict[int, Tensor] = {}
     for index, layer in enumerate(stack.layers):
         if index in taps:
@@ -125,14 +126,14 @@ def generate(
     step: Inputs,
     vocab_size: int,
     arithmetic: Arithmetic,
+    outputs: Outputs,
     token_probs: Tensor | None = None,
-) -> Tensor:
+) -> None:
     """Read, then generate bucket.depth tokens after each span, chosen from the first vocab_size ids. step: inputs with one row per span,
-    which are filled here. token_probs: required if any token is drawn, [depth, spans, V] float32, filled with the distributions (rows at
-    temperature 0 are meaningless). -> ids [depth, spans], -1 where a row has a NaN"""
+    which are filled here. outputs: filled with the ids, -1 where a row has a NaN. token_probs: required if any token is drawn, [depth,
+    spans, V] float32, filled with the distributions (rows at temperature 0 are meaningless)"""
     bucket = inputs.bucket
     rows.begin(inputs, step)
-    ids = torch.empty(bucket.depth, bucket.num_spans, dtype=torch.int64, device=step.ids.device)
     for place in range(bucket.depth):
         logits = read(stack, step if place else inputs, arithmetic)[0][: bucket.num_spans, :vocab_size]
         if token_probs is None:
@@ -141,8 +142,8 @@ def generate(
             keys = None if inputs.keys is None else inputs.keys[place]
             chosen, probs = draw(logits, inputs.temperatures, inputs.uniforms[place], keys)
             token_probs[place].copy_(probs)
-        rows.advance(chosen, ids[place], step)
-    return ids
+        rows.advance(chosen, outputs.ids[place], step)
+    outputs.send()
 
 
 def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,14 @@ import triton.language as tl
 
 
 @triton.jit
-def embed(ids, embedding, out, width, BLOCK: tl.constexpr):
+def embed(ids, chosen, embedding, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     places = tl.arange(0, BLOCK)
     inside = places < width
-    numbers = tl.load(embedding + tl.load(ids + row) * width + places, mask=inside, other=0.0)
+    token = tl.load(ids + row)
+    if token < 0:
+        token = tl.maximum(tl.load(tl.load(chosen).to(tl.pointer_type(tl.int64)) - 1 - token), 0)
+    numbers = tl.load(embedding + token * width + places, mask=inside, other=0.0)
     tl.store(out + row.to(tl.int64) * width + places, numbers, mask=inside)
 
 
@@ -271,7 +274,8 @@ def linear(
     tl.store(goal, total.to(element), mask=mask)
 
 
-@triton.jit
+# rows come in many numbers, and none of them is worth waiting for a compiler
+@triton.jit(do_not_specialize=["num_rows"])
 def top_two(logits, out, parts, num_rows, stride, width, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     row, part = tl.program_id(0), tl.program_id(1)
     columns = part * BLOCK + tl.arange(0, BLOCK)
@@ -292,7 +296,7 @@ def top_two(logits, out, parts, num_rows, stride, width, PARTS: tl.constexpr, BL
         tl.store(goal + 2, second.to(tl.float64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def merge_top_two(parts, out, num_rows, num_parts, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     part = tl.arange(0, BLOCK)
@@ -332,15 +336,6 @@ def begin(
     tl.store(step_positions + place, tl.load(positions + last, mask=inside, other=0), mask=inside)
     tl.store(step_capacities + place, capacity, mask=inside)
     tl.store(step_row_spans + place, tl.where(capacity > 0, place, -1).to(tl.int64), mask=inside)
-
-
-@triton.jit
-def fill_placeholders(ids, chosen, num_rows, BLOCK: tl.constexpr):
-    row = tl.arange(0, BLOCK)
-    inside = row < num_rows
-    given = tl.load(ids + row, mask=inside, other=0)
-    new = tl.load(chosen - 1 - given, mask=inside & (given < 0), other=0)
-    tl.store(ids + row, tl.where(given < 0, tl.maximum(new, 0), given), mask=inside)
 
 
 @triton.jit

@@ -49,10 +49,3 @@ def advance(chosen: Tensor, ids: Tensor, step: Inputs) -> None:
     """Let the next pass of `step` read the chosen ids, and write them to `ids`. chosen: [R] of any type, -1 where there is none. ids: [R]"""
     num_rows = ids.shape[0]
     programs.advance[(1,)](chosen, ids, step.ids, step.positions, num_rows, BLOCK=triton.next_power_of_2(num_rows))
-
-
-def fill_placeholders(ids: Tensor, chosen: Tensor) -> None:
-    """Replace each negative id, -1 - i, with number i of `chosen`, which are -1 where there is no token; those become 0. ids: [R], chosen:
-    contiguous, both int64"""
-    num_rows = ids.shape[0]
-    programs.fill_placeholders[(1,)](ids, chosen, num_rows, BLOCK=triton.next_power_of_2(num_rows))

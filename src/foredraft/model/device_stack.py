@@ -24,10 +24,10 @@ from foredraft.gpu import (
     Inputs,
     Linear,
     Noise,
+    Outputs,
     Runner,
     Shape,
     SlotPaths,
-    at_once,
     bucket_for,
     drafting_buckets,
     on,
@@ -39,7 +39,8 @@ from foredraft.model.generation import Generated, Generation
 from foredraft.model.rotary import rotation_table
 from foredraft.model.stored import is_linear
 from foredraft.model.warm_up import WarmUpSizes
-from foredraft.sampling import HostCopy, Pending, TokenProbs, to_device
+from foredraft.sampling import Pending, TokenProbs, to_device
+from foredraft.utils.host_copy import HostCopy
 
 _FORM = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _WINDOW_IN_CONFIG = ("MistralForCausalLM",)
@@ -69,6 +70,7 @@ class DeviceStackBody:
         self._token_probs = torch.empty(0, device=self._device)
         self._inputs: dict[Bucket, Inputs] = {}
         self._steps: dict[Bucket, Inputs] = {}
+        self._outputs: dict[Bucket, Outputs] = {}
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = (), ids: Tensor | None = None) -> Reading:
         """ids: what the batch's placeholders stand for."""
@@ -77,9 +79,7 @@ class DeviceStackBody:
             num_slots = 0 if paths is None else len(paths.slots)
             bucket = bucket_for(len(batch.ids), len(batch.spans), len(batch.wanted), num_slots=num_slots)
             inputs = self._inputs_of(bucket)
-            inputs.fill(self._located(batch), paths)
-            if ids is not None:
-                self._rows.fill_placeholders(inputs.ids, ids)
+            inputs.fill(self._located(batch), paths, ids)
             logits, *features = self._compute(inputs, 0, tuple(taps))
             hidden = features[0][: len(batch.ids)].clone() if features else None
             return Reading(logits[: len(batch.wanted)].clone(), hidden)
@@ -102,11 +102,13 @@ class DeviceStackBody:
             inputs.fill(self._located(batch))
             if noise:
                 inputs.fill_noise(specs)
-            ids, *probs = self._compute(inputs, vocab_size)
+            outputs = self._outputs_of(inputs.bucket)
+            outputs.wait()
+            probs = self._compute(inputs, vocab_size)
+            copy = outputs.copy()
             token_probs = None
             if any(spec.is_drawn for spec in specs):
                 token_probs = TokenProbs(_drawn_rows(probs[0], lens, specs, vocab_size))
-            copy = HostCopy(ids)
         return Generation(Pending([], lambda _: _generated(copy, lens, token_probs)), copy)
 
     def take_over(self) -> None:
@@ -121,25 +123,39 @@ class DeviceStackBody:
             for bucket in tqdm(largest_first, desc="Capturing graphs", leave=False):
                 inputs = self._inputs_of(bucket)
                 inputs.clear()  # an earlier pass may have left the addresses of memory that holds other things now
-                self._compute(inputs, sizes.vocab_size, sizes.taps)
+                computed = self._compute(inputs, sizes.vocab_size, sizes.taps)
+                if not bucket.depth:
+                    self._rows.top_two(computed[0])  # compiles the choice of greedy tokens
 
     def _compute(self, inputs: Inputs, vocab_size: int, taps: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
-        """Run the bucket's pass, or its generation. vocab_size: how many ids to choose from. taps: of a pass."""
+        """Run the bucket's pass -> its logits and any tapped hidden states; or its generation -> any distributions. vocab_size: how many
+        ids to choose from. taps: of a pass."""
         bucket = inputs.bucket
         compute = partial(self._generate, inputs, vocab_size) if bucket.depth else partial(self._read, inputs, taps)
         key = (bucket, vocab_size if bucket.depth else 0, taps)
-        return (self._runner if bucket.is_graph else at_once)(key, compute)
+        if not bucket.is_graph:
+            inputs.send()
+            inputs.record()  # the next chunk of a prompt can be prepared during the pass
+            return compute()
+
+        def send_and_compute() -> tuple[Tensor, ...]:
+            inputs.send()
+            return compute()
+
+        computed = self._runner(key, send_and_compute)
+        inputs.record()
+        return computed
 
     def _read(self, inputs: Inputs, taps: tuple[int, ...]) -> tuple[Tensor, ...]:
         logits, features = self._passes.read(self._stack, inputs, self._arithmetic, taps)
         return (logits,) if features is None else (logits, features)
 
     def _generate(self, inputs: Inputs, vocab_size: int) -> tuple[Tensor, ...]:
-        bucket, step = inputs.bucket, self._step_of(inputs.bucket)
-        if not bucket.noise:
-            return (self._passes.generate(self._stack, inputs, step, vocab_size, self._arithmetic),)
-        token_probs = self._token_probs_in(bucket.depth, bucket.num_spans, vocab_size)
-        return self._passes.generate(self._stack, inputs, step, vocab_size, self._arithmetic, token_probs), token_probs
+        bucket = inputs.bucket
+        step, outputs = self._step_of(bucket), self._outputs_of(bucket)
+        token_probs = self._token_probs_in(bucket.depth, bucket.num_spans, vocab_size) if bucket.noise else None
+        self._passes.generate(self._stack, inputs, step, vocab_size, self._arithmetic, outputs, token_probs)
+        return () if token_probs is None else (token_probs,)
 
     def _token_probs_in(self, depth: int, num_spans: int, vocab_size: int) -> Tensor:
         """[depth, num_spans, V], in memory that all buckets share, because V-wide rows for each bucket would take gigabytes."""
@@ -159,6 +175,11 @@ class DeviceStackBody:
             step = bucket_for(bucket.num_spans, bucket.num_spans, bucket.num_spans)
             self._steps[bucket] = self._new_inputs(step)
         return self._steps[bucket]
+
+    def _outputs_of(self, bucket: Bucket) -> Outputs:
+        if bucket not in self._outputs:
+            self._outputs[bucket] = Outputs(bucket, self._device)
+        return self._outputs[bucket]
 
     def _new_inputs(self, bucket: Bucket) -> Inputs:
         return Inputs(bucket, len(self._stack.layers), self._device)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from foredraft.kernels import DrawSpec
 from foredraft.model.batch import Read
-from foredraft.sampling import HostCopy, Pending, TokenProbs, choose_with
+from foredraft.sampling import Pending, TokenProbs, choose_with
+from foredraft.utils.host_copy import HostCopy
 
 
 class Generated(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -30,7 +30,8 @@ from foredraft.model.placeholders import LaunchedRead
 from foredraft.model.ranks import is_split
 from foredraft.model.taps import FINAL_NORM
 from foredraft.model.warm_up import WarmUpSizes
-from foredraft.sampling import HostCopy, Pending
+from foredraft.sampling import Pending
+from foredraft.utils.host_copy import HostCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class LanguageModel:
         """The id that stands for a position not yet written, if the model was trained with one; see mask_token.py."""
         return mask_token_of(self.hf.config.to_dict())
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return torch.device(self.hf.device)
 

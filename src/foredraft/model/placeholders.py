@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from foredraft.model.batch import Read, Reading
-from foredraft.sampling import HostCopy
+from foredraft.utils.host_copy import HostCopy
 
 
 def placeholders(num_tokens: int, column: int, num_columns: int) -> list[int]:

@@ -11,7 +11,7 @@ from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
     from foredraft.sampling.constraint import Bits, Constraint, has_id, only_id, refused_ids
-    from foredraft.sampling.devices import HostCopy, to_device
+    from foredraft.sampling.devices import to_device
     from foredraft.sampling.noise import shared_scores
     from foredraft.sampling.params import AUTO, VERIFICATIONS, LogitsProcessor, SamplingParams
     from foredraft.sampling.pending import Pending
@@ -53,7 +53,6 @@ __all__ = [
     "Choice",
     "Constraint",
     "Failures",
-    "HostCopy",
     "LogitsProcessor",
     "Noise",
     "Pending",
@@ -115,7 +114,7 @@ __getattr__ = attributes(
             "uniforms_for",
             "draw_specs",
         ),
-        "devices": ("HostCopy", "to_device"),
+        "devices": ("to_device",),
         "spec": ("Noise", "SamplingSpec"),
         "structured": ("StructuredOutputs",),
         "siblings": ("top_choices",),

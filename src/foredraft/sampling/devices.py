@@ -1,9 +1,8 @@
-"""Copies numbers to a device and back without waiting for other work on it."""
+"""Copies numbers to a device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,21 +17,3 @@ def to_device(
     pageable memory would."""
     here = torch.as_tensor(numbers, dtype=dtype)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
-
-
-class HostCopy:
-    """Numbers on a device and their copy on the host, which is under way. Whoever reads the copy waits for it, but not for work that the
-    device was given later."""
-
-    def __init__(self, on_device: Tensor) -> None:
-        self.on_device = on_device
-        self._host = on_device.to("cpu", non_blocking=True)
-        self._copied: torch.cuda.Event | None = None
-        if on_device.device.type == "cuda":
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
-
-    def tolist(self) -> Any:
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._host.tolist()

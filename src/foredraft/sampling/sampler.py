@@ -247,14 +247,14 @@ class AdjustedLogits(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One token for each of R rows, on the CPU.
+    """One token for each row.
 
-    ids: [R] int64; for a failed row, a valid but meaningless id. margins: [R], by how much `log p + noise` of the chosen id exceeds
-    the second best (in greedy and seeded rows; infinite in others), or None if not requested.
+    ids: for a failed row, a valid but meaningless id. margins: by how much `log p + noise` of each chosen id exceeds the second best (in
+    greedy and seeded rows; infinite in others), or None if not requested.
     """
 
-    ids: Tensor
-    margins: Tensor | None = None
+    ids: list[int]
+    margins: list[float] | None = None
     failed: Failures = NO_FAILURES
 
 
@@ -319,14 +319,18 @@ def pending_choice(logits: Tensor, rows: Sequence[Row], *, margins: bool = False
 
 def _choice_of(numbers: Tensor, failed: Failures) -> Choice:
     """numbers: [1 or 2, R] on the CPU: ids, -1 where a row is not a distribution, and margins if requested."""
-    ids, not_a_distribution = checked_ids(numbers[0].to(torch.int64))
-    return Choice(ids, numbers[1] if len(numbers) > 1 else None, {**not_a_distribution, **failed})
+    ids, *margins = numbers.tolist()
+    ids, not_a_distribution = _checked(list(map(int, ids)))
+    return Choice(ids, margins[0] if margins else None, {**not_a_distribution, **failed})
 
 
 def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
     """The tokens of rows of one kind: ids, -1 where a row is not a distribution, and margins if requested. -> [1 or 2, R] float64, on
     the device of the logits"""
     if rows[0].spec.is_greedy:
+        found = top_two_on_device(logits)
+        if found is not None:
+            return found if margins else found[:1]
         ids, gap = _argmax(logits, margins)
     else:
         ids, gap = pick(token_probs_of(logits, rows), rows, margins=margins)
@@ -363,7 +367,8 @@ def choose_with(specs: Sequence[DrawSpec], step: int, logits: Tensor) -> tuple[l
     for kind, group in groups.items():
         group_logits, group_specs = select(logits, group), [specs[r] for r in group]
         if kind is None:
-            parts.append(_argmax(group_logits, margins=False)[0])
+            found = top_two_on_device(group_logits)
+            parts.append(_argmax(group_logits, margins=False)[0] if found is None else found[0].to(torch.int64))
             continue
         is_drawn, truncation = kind
         token_probs = token_probs_under(group_logits, [spec.temperature for spec in group_specs], truncation)
@@ -415,18 +420,19 @@ def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -
     return to_device(torch.rand(count, generator=generator, dtype=torch.float64), device, torch.float64)
 
 
-def checked_ids(ids: Tensor) -> tuple[Tensor, Failures]:
-    """The ids of `pick` on the CPU, with each -1 replaced by a valid id, and the rows that had a -1. ids: [R]"""
-    ids = ids.cpu()
-    if min(ids.tolist()) >= 0:
+def checked_ids(ids: Tensor) -> tuple[list[int], Failures]:
+    """The ids of `pick`, with each -1 replaced by a valid id, and the rows that had a -1. ids: [R]"""
+    return _checked(ids.tolist())
+
+
+def _checked(ids: list[int]) -> tuple[list[int], Failures]:
+    if min(ids) >= 0:
         return ids, NO_FAILURES
-    return ids.clamp(min=0), dict.fromkeys((ids < 0).nonzero()[:, 0].tolist(), NOT_A_DISTRIBUTION)
+    failed = [row for row, token in enumerate(ids) if token < 0]
+    return [max(token, 0) for token in ids], dict.fromkeys(failed, NOT_A_DISTRIBUTION)
 
 
 def _argmax(logits: Tensor, margins: bool) -> tuple[Tensor, Tensor | None]:
-    found = top_two_on_device(logits)
-    if found is not None:
-        return found[0].to(torch.int64), found[1] if margins else None
     ids = argmax_rows(logits)
     is_nan = logits.gather(1, ids[:, None])[:, 0].isnan()
     gap = None

@@ -51,7 +51,7 @@ def target_probabilities(
 def _processed(logits: Tensor, rows: list[Row], tokens: Tensor) -> Tensor:
     """Each row's probability of its token in the distribution that verification uses: one-hot if the sampler is greedy."""
     if rows[0].sampler.is_greedy:
-        return (choose(logits, rows).ids == tokens.cpu()).float()
+        return (torch.tensor(choose(logits, rows).ids) == tokens.cpu()).float()
     token_probs = token_probs_of(adjusted(logits, rows).logits, rows)
     return token_probs.at(torch.arange(len(rows), device=tokens.device), tokens[:, None])[:, 0]
 

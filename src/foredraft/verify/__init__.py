@@ -180,11 +180,10 @@ def _walked(
     choice: Choice, drafts: Sequence[tuple[Sequence[int], Sequence[int] | None]], near_tie: float
 ) -> Iterator[_Outcome]:
     """The outcome of each draft. choice: for all rows of these drafts in order. drafts: (ids, parents)"""
-    own_ids = choice.ids.tolist()
-    is_near_tie = [] if choice.margins is None else (choice.margins < near_tie).tolist()
+    is_near_tie = [] if choice.margins is None else [margin < near_tie for margin in choice.margins]
     first_rows = pairwise(_first_rows([len(ids) for ids, _ in drafts]))
     for (draft_ids, parents), (start, end) in zip(drafts, first_rows, strict=True):
-        path, next_id = walk(own_ids[start:end], draft_ids, parents)
+        path, next_id = walk(choice.ids[start:end], draft_ids, parents)
         rows = [start, *(start + 1 + node for node in path)]
         near_ties = [is_near_tie[row] for row in rows] if is_near_tie else ()
         failed = {i: choice.failed[row] for i, row in enumerate(rows) if row in choice.failed} if choice.failed else {}
