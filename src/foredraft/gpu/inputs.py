@@ -29,9 +29,10 @@ class SlotPaths(NamedTuple):
 
 class Inputs:
     """The inputs for one bucket. ids, positions, row_spans: [rows]; wanted: [wanted]; capacities: [spans]; stores: [layers, spans, 2];
-    chosen: [1], the address of the tokens that placeholders among the ids stand for; all int64. temperatures: [spans] and uniforms: [depth, spans], float64, for generated tokens; a uniform is BY_KEY if noise is shared.
-    keys: [depth, spans] int64, of the shared noise, or None if the bucket has none. slots and first_slots: [rows], starts: [spans],
-    path_slots: [slots], all int64 (SlotPaths), or None if the bucket is contiguous."""
+    chosen: [1], the address of the tokens that placeholders among the ids stand for; all int64. temperatures: [spans] and uniforms:
+    [depth, spans], float64, for generated tokens; a uniform is BY_KEY if noise is shared. keys: [depth, spans] int64, of the shared
+    noise, or None if the bucket has none. slots and first_slots: [rows], starts: [spans], path_slots: [slots], all int64 (SlotPaths), or
+    None if the bucket is contiguous."""
 
     def __init__(self, bucket: Bucket, num_layers: int, device: torch.device) -> None:
         self.bucket = bucket
