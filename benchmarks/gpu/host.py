@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from foredraft.drafters.context import DrafterContext
 from foredraft.engine.engine import Engine
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.gpu import Inputs, at_once
-from foredraft.model import LanguageModel, RaggedBatch, Reading, Traits
+from foredraft.model import LanguageModel, Traits
 from foredraft.model.device_stack import DeviceStackBody
 from foredraft.sampling import SamplingParams
 
@@ -32,10 +31,6 @@ VOCAB_SIZE, CONTEXT, TOKEN = 96, 8192, 7
 
 class Idle(DeviceStackBody):
     """A body whose passes take no time on the device."""
-
-    def launch(self, batch: RaggedBatch, ids: Tensor, taps: Sequence[int] = ()) -> Reading:
-        """Without the kernel that puts the ids in place, which takes the interpreter longer than the rest of the step."""
-        return self(batch, taps)
 
     def _compute(self, inputs: Inputs, vocab_size: int, taps: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
         bucket = inputs.bucket

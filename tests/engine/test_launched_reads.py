@@ -30,8 +30,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class OnDevice:
-    """A body that launches passes and generations as one on a device does. num_launched: passes over unknown tokens. num_repeated: passes
-    that drafts were known for."""
+    """A body that launches passes and generations as one on a device does. num_launched: passes over unknown tokens. num_known: passes
+    over known drafts."""
 
     def __init__(self, body: Any, last: int | None = None) -> None:
         self._body, self._last = body, last

@@ -78,7 +78,7 @@ class Inputs:
             buffer.send()
 
     def record(self) -> None:
-        """The device has been told to copy: from now on `fill` waits for that."""
+        """Let `fill` wait for the copies that are under way now."""
         if self._sent is not None:
             self._sent.record()
 

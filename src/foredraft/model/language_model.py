@@ -274,7 +274,7 @@ class LanguageModel:
         batch = flatten(reads, cache)
         with torch.inference_mode():
             reading = self._launching.launch(batch, ids.on_device, cache.taps)
-        return None if reading is None else LaunchedRead(reads, ids, reading)
+        return None if reading is None else LaunchedRead(reads, batch, ids, reading)
 
     def read(self, reads: Sequence[Read], cache: Regions, launched: LaunchedRead | None = None) -> Tensor:
         """One pass over all reads. Afterwards the cache also holds their tokens, and their features if it has taps. Room must have been
@@ -283,11 +283,11 @@ class LanguageModel:
 
         -> logits [sum(num_logits), V], in the order of the reads
         """
-        batch = flatten(reads, cache)
         with torch.inference_mode():
             if launched is not None and launched.is_of(reads):
-                logits, hidden = launched.reading
+                batch, (logits, hidden) = launched.batch, launched.reading
             else:
+                batch = flatten(reads, cache)
                 self._read_sources(batch)
                 logits, hidden = self.body(batch, cache.taps)
             if hidden is not None:

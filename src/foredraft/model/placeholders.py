@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from foredraft.model.batch import Read, Reading
+from foredraft.model.batch import RaggedBatch, Read, Reading
 from foredraft.utils.host_copy import HostCopy
 
 
@@ -21,9 +21,10 @@ def placeholders(num_tokens: int, column: int, num_columns: int) -> list[int]:
 
 
 class LaunchedRead(NamedTuple):
-    """A pass under way. reads: with placeholders. ids: what these stand for; the pass reads 0 instead of a negative one."""
+    """A pass under way. reads, batch: with placeholders. ids: what these stand for; the pass reads 0 instead of a negative one."""
 
     reads: Sequence[Read]
+    batch: RaggedBatch
     ids: HostCopy
     reading: Reading
 
