@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,16 @@ from typing import Any
 
 def listed(facts: Mapping[str, Any]) -> str:
     return "; ".join(f"{key} {value}" for key, value in facts.items())
+
+
+def arguments_of(args: Namespace) -> dict[str, Any]:
+    """The arguments of a run, for its report. Absolute paths are shortened to their names, since they say only where this machine keeps
+    its files."""
+    return {name: Path(value).name if _is_absolute(value) else value for name, value in vars(args).items()}
+
+
+def _is_absolute(value: object) -> bool:
+    return isinstance(value, str | Path) and Path(value).is_absolute()
 
 
 def save(report: Mapping[str, Any], text: str, folder: Path, *names: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.common.paths import RESULTS
 from benchmarks.common.prompts import chat_ids
-from benchmarks.common.reports import save
+from benchmarks.common.reports import arguments_of, save
 from foredraft import LLM, SamplingParams
 from foredraft.utils.machine import this_machine
 
@@ -72,7 +72,7 @@ def main() -> None:
     if not args.save:
         print(table(rows))
     else:
-        report = {"date": time.strftime("%Y-%m-%d"), "machine": asdict(this_machine()), "arguments": vars(args)}
+        report = {"date": time.strftime("%Y-%m-%d"), "machine": asdict(this_machine()), "arguments": arguments_of(args)}
         save(report | {"rows": rows}, table(rows) + "\n", RESULTS, "chat-acceptance", args.save)
 
 

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.common.paths import RESULTS
 from benchmarks.common.prompts import chat_ids, code_prompts, story_prompts
-from benchmarks.common.reports import save
+from benchmarks.common.reports import arguments_of, save
 from benchmarks.drafters.embedded_pair_speed import System, interval, run
 from foredraft import LLM, SamplingParams
 from foredraft.engine.stats import SpeculationStats
@@ -156,7 +156,7 @@ def main() -> None:
         }
         print(table({kind: results[kind]}), flush=True)
     if args.save:
-        report = {"date": time.strftime("%Y-%m-%d"), "machine": asdict(this_machine()), "arguments": vars(args)}
+        report = {"date": time.strftime("%Y-%m-%d"), "machine": asdict(this_machine()), "arguments": arguments_of(args)}
         save(report | {"results": results}, table(results) + "\n", RESULTS, "trees", args.name)
 
 
