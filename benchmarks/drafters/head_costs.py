@@ -90,10 +90,7 @@ def measure(args: argparse.Namespace, precision: str, heads: dict[str, Path]) ->
 
 def row(each: Measured, precision: str, target_ms: float, gamma: int) -> str:
     report, draft_ms = each.report, statistics.median(each.draft_ms)
-    is_medusa = report.kind == MedusaConfig.kind
-    read = report.step_bytes["bfloat16" if is_medusa else precision] * (
-        1 if is_medusa else gamma
-    )  # Medusa runs in bfloat16, on PyTorch
+    read = report.step_bytes[precision] * (1 if report.kind == MedusaConfig.kind else gamma)
     passes = report.target_pass_bytes
     computed = None if passes is None else read / passes[precision]
     assert report.measured is not None

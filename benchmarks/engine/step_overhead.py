@@ -29,8 +29,7 @@ class Stopwatch:
     def __init__(self, models: list[object]) -> None:
         self.seconds = 0.0
         for model in models:
-            names = ("read", "generate", "fuse") if hasattr(model, "read") else ("forward",)  # Medusa heads are modules
-            for name in names:
+            for name in ("read", "generate", "fuse", "states", "logits_of"):  # the last two are of Medusa heads
                 if hasattr(model, name):
                     self._watch(model, name)
 

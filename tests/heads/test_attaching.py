@@ -11,7 +11,7 @@ import torch
 
 from foredraft import LLM, ForedraftError, ModelError, SamplingParams
 from foredraft.bench.environment import Environment
-from foredraft.heads import CompiledEagle, EagleHead, TargetEnds, attach_head
+from foredraft.heads import CompiledEagle, EagleHead, MedusaHead, TargetEnds, attach_head
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.settings import Settings
@@ -91,7 +91,7 @@ def test_heads_use_the_targets_embeddings_and_lm_head(target: LanguageModel) -> 
 @pytest.mark.parametrize("method", HEAD_METHODS)
 def test_reports_name_the_head_instead_of_a_draft_model(method: str) -> None:
     llm = LLM(EMBEDDED / "target", draft_model=embedded_head(method), quantization="int8")
-    is_rounded = isinstance(llm.head, CompiledEagle)
+    is_rounded = load_kernels() is not None and isinstance(llm.head, CompiledEagle | MedusaHead)
     assert llm.draft is None
     # without bfloat16 instructions a block drafter is in float32
     dtype = str(getattr(llm.head, "dtype", torch.bfloat16)).removeprefix("torch.")
@@ -104,6 +104,27 @@ def test_reports_name_the_head_instead_of_a_draft_model(method: str) -> None:
     assert environment.draft is None
     assert environment.head is not None
     assert environment.head.name == str(embedded_head(method))
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="heads are only rounded where the compiled kernels run them")
+@pytest.mark.parametrize("draft_quantization", [None, "int8", "int4", "int4-all", "none"])
+@pytest.mark.parametrize(("quantization", "inherited"), [(None, None), ("int8", "int8"), ("int4", "int8")])
+def test_a_head_is_rounded_as_requested_for_the_draft(
+    quantization: str | None, inherited: str | None, draft_quantization: str | None
+) -> None:
+    """It inherits no fewer than eight bits from the target."""
+    llm = LLM(
+        EMBEDDED / "target",
+        draft_model=embedded_head("eagle"),
+        quantization=quantization,
+        draft_quantization=draft_quantization,
+    )
+    expected = {None: inherited, "int8": "int8", "int4": "int4", "int4-all": "int4", "none": None}[draft_quantization]
+    assert llm.head_identity is not None
+    assert llm.head_identity.quantization == expected
+    texts = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    plain = llm.with_drafter("none")
+    assert texts == [output.outputs[0].token_ids for output in plain.generate(PROMPTS, GREEDY)]
 
 
 def test_a_trace_has_the_probabilities_that_a_head_drew_from(tmp_path: Path) -> None:

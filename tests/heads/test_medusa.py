@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.heads import HeadCheckpoint, MedusaConfig, MedusaHead, load_head
+from foredraft.kernels import WeightFormat, dequantized, load_kernels, quantize_int4, quantize_int8, unquantized
 from tests.heads.checkpoints import TARGET, Golden, golden
 from tests.heads.formats.medusa_forms import as_joint, as_vllm
 
@@ -75,6 +76,33 @@ def test_logits_are_scaled_as_the_file_says(tmp_path: Path) -> None:
     case = as_vllm(golden("medusa")).having({"logit_scale": 0.5})
     heads = MedusaHead.of(load_head(str(case.save(tmp_path)), TARGET), _none)
     torch.testing.assert_close(heads(case.inputs["hidden"]), case.expected["logits"] / 2, atol=1e-4, rtol=0)
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="no compiled kernels here")
+@pytest.mark.parametrize("weight_format", [unquantized, quantize_int8, quantize_int4])
+@pytest.mark.parametrize("form", ["vllm", "medusa_lm_head.pt"])
+def test_packed_heads_compute_what_the_module_does_with_the_same_weights(
+    form: str, weight_format: WeightFormat, tmp_path: Path
+) -> None:
+    case = golden("medusa")
+    checkpoint, hidden = checkpoint_of(case, tmp_path, form), case.inputs["hidden"].bfloat16()
+    packed = MedusaHead.of(checkpoint, _none, torch.bfloat16)
+    kernels = load_kernels()
+    assert kernels is not None
+    packed.pack(kernels, weight_format)
+    module = MedusaHead.of(checkpoint, _none)
+    for weight in module.parameters():
+        if weight.dim() == 2:
+            weight.data = dequantized(weight_format(weight.bfloat16())).float()
+    assert (packed.dtype, packed.device) == (torch.bfloat16, torch.device("cpu"))
+    for got, expected in (
+        (packed.states(hidden), module.states(hidden.float())),
+        (packed(hidden), module(hidden.float())),
+    ):
+        assert got.dtype == torch.bfloat16
+        error = (got.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert error.max() < 0.04
+    assert packed.states(hidden.float()).dtype == torch.float32  # what an adaptive drafter learns from
 
 
 def _none(_: Tensor) -> Tensor:

@@ -29,13 +29,14 @@ from foredraft.heads import (
     CompiledEagle,
     EarlyExit,
     HeadOptions,
+    MedusaHead,
     MtpHead,
     attach_head,
     attach_mtp,
     head_method_of,
 )
 from foredraft.heads.decoder_draft import is_decoder_draft, load_decoder_draft
-from foredraft.kernels import WeightFormat, quantize_int8, unquantized
+from foredraft.kernels import WeightFormat, quantize_int4, quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
     LoadOptions,
@@ -49,6 +50,7 @@ from foredraft.model.encoder_inputs import FeatureShape
 from foredraft.model.hub import config_of
 from foredraft.model.mask_token import mask_token_of
 from foredraft.sampling import AUTO, not_honoured
+from foredraft.utils.arguments import FOUR_BITS
 from foredraft.utils.machine import this_machine
 from foredraft.vocabulary import VocabularyPair, pair_of
 
@@ -58,6 +60,7 @@ ModelSource: TypeAlias = str | os.PathLike[str] | PreTrainedModel
 """A hub id, a directory, a GGUF file, or a loaded transformers model."""
 
 _MAX_PADDING = 512
+_FORMAT_NAMES: dict[WeightFormat, str] = {quantize_int8: "int8", quantize_int4: "int4"}
 
 
 class HeadIdentity(NamedTuple):
@@ -104,6 +107,7 @@ class LoadedModels:
         self.source = source
         self.options = options
         self.draft_options = options_of_draft(draft_model, options, draft_quantization)
+        self._head_format = head_format(options, draft_quantization)
         # refuse an unusable draft before the target's weights are loaded
         for each, its_options in ((source, options), (draft_model, self.draft_options)):
             if each is not None and not isinstance(each, PreTrainedModel) and not _shares_encoder(each, its_options):
@@ -215,7 +219,11 @@ class LoadedModels:
             "machine": asdict(this_machine()),
             "drafters": list(drafters),
             **{f"{name} vocabulary": pair.method for name, pair in self.vocabularies.items()},
-            **({} if self.head is None else {"head": repr((self.head.config, self.head_options.window))}),
+            **(
+                {}
+                if self.head is None
+                else {"head": repr((self.head.config, self.head_options.window, self.head_identity))}
+            ),
             **{
                 role: (model.traits, options, type(model.body).__name__)
                 for role, (model, options) in models.items()
@@ -226,7 +234,7 @@ class LoadedModels:
     def _load_draft(self, source: ModelSource, options: LoadOptions) -> LanguageModel:
         """Load a draft model. If both models have a tokenizer, their vocabularies are compared before the weights are loaded."""
         if _shares_encoder(source, options):
-            return load_decoder_draft(os.fspath(source), self.target, options.revision, head_format(options))
+            return load_decoder_draft(os.fspath(source), self.target, options.revision, self._head_format)
         if self.tokenizer is None or isinstance(source, PreTrainedModel):
             draft = load_model(source, options)
             check_logit_width(self.target, draft)
@@ -256,9 +264,7 @@ class LoadedModels:
         if source is None or isinstance(source, PreTrainedModel):
             raise ModelError("a head must be given by its directory or hub id, not as a model object")
         options, text = self.draft_options, [] if self.tokenizer is None else self.tokenizer.encode(TEXT)
-        return attach_head(
-            os.fspath(source), self.target, options.revision, self.head_options, head_format(options), text
-        )
+        return attach_head(os.fspath(source), self.target, options.revision, self.head_options, self._head_format, text)
 
 
 def _shares_encoder(source: ModelSource, options: LoadOptions) -> bool:
@@ -282,9 +288,13 @@ def _on_one_device(options: LoadOptions) -> LoadOptions:
     return replace(options, device_map=None, tp_plan=None)
 
 
-def head_format(options: LoadOptions) -> WeightFormat:
-    """The format of a head's matrices. Four bits are too few for such a small network."""
-    return quantize_int8 if options.is_rounded else unquantized
+def head_format(options: LoadOptions, draft_quantization: str | None = None) -> WeightFormat:
+    """The format of a head's matrices. options: the target's. A head inherits no fewer than eight bits: with four its drafts are
+    accepted less often, so four are only used if they are requested for the head itself."""
+    if draft_quantization in FOUR_BITS:
+        return quantize_int4
+    wanted = options if draft_quantization is None else replace(options, quantization=draft_quantization)
+    return quantize_int8 if wanted.is_rounded else unquantized
 
 
 def draft_method_of(
@@ -304,8 +314,9 @@ def draft_method_of(
 
 
 def _identity_of(head: AnyHead, name: str) -> HeadIdentity:
-    is_rounded = isinstance(head, CompiledEagle) and head.is_rounded
-    return HeadIdentity(name, str(head.dtype).removeprefix("torch."), "int8" if is_rounded else None)
+    weight_format = head.weight_format if isinstance(head, CompiledEagle | MedusaHead) else None
+    quantization = None if weight_format is None else _FORMAT_NAMES.get(weight_format)
+    return HeadIdentity(name, str(head.dtype).removeprefix("torch."), quantization)
 
 
 def check_logit_width(target: LanguageModel, draft: LanguageModel) -> None:

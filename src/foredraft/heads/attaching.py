@@ -46,17 +46,21 @@ def attach_head(
     """The head in a directory or under a hub id, in the target's precision and on its device. If the files leave something open, the
     log says how they were read.
 
-    weight_format: of its matrices, if the target's kernels run it; int8 if the head is stored quantised. text: tokens that the target
-    reads if the files leave something open, to find the best settings (see calibration.py); without it the format's own defaults
-    hold. Raises ModelError, see load_head and overridden.
+    weight_format: of its matrices, if the target's kernels run it; int8 in place of no rounding if the head is stored quantised. text:
+    tokens that the target reads if the files leave something open, to find the best settings (see calibration.py); without it the
+    format's own defaults hold. Raises ModelError, see load_head and overridden.
     """
     shape, ends = TargetShape.of(target.hf.config), TargetEnds(target.hf)
     checkpoint = _with_options(name, load_head(name, shape, revision), options, shape)
-    weight_format = quantize_int8 if checkpoint.is_quantized else weight_format
+    if checkpoint.is_quantized and weight_format is unquantized:
+        weight_format = quantize_int8
     if isinstance(checkpoint.config, ExitConfig):
         return EarlyExit.of(checkpoint, target, weight_format)
     if isinstance(checkpoint.config, MedusaConfig):
-        return MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype, ends.embed).to(target.device)
+        medusa = MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype, ends.embed).to(target.device)
+        if target.body.kernels is not None:
+            medusa.pack(target.body.kernels, weight_format)
+        return medusa
     if isinstance(checkpoint.config, DFlashConfig):
         checkpoint = ends.with_rows(_calibrated(name, checkpoint, target, ends, text))
         dtype = block_dtype(target.hf.dtype, target.device)

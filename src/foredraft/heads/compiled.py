@@ -60,7 +60,7 @@ class CompiledEagle:
         weight_format: WeightFormat = unquantized,
     ) -> None:
         self.config, self.dtype, self.windows = head.config, torch.bfloat16, head.windows
-        self.is_rounded = weight_format is not unquantized
+        self.weight_format = weight_format
         self.bytes_per_token = head.config.bytes_per_token(self.dtype)
         self._kernels, self._pack = kernels, _Packer(kernels, weight_format)
         self._unpacked_bytes = _unpacked_bytes(head)

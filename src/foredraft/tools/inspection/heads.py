@@ -52,7 +52,7 @@ def predict_head(
     dtype = getattr(torch, target.dtype)
     weights = _weights_by_precision(module)
     wants_int8 = options.is_rounded or (checkpoint.is_quantized and dtype == torch.bfloat16)
-    is_rounded = wants_int8 and isinstance(config, EagleConfig) and compiled_kernels(options) is not None
+    is_rounded = wants_int8 and isinstance(config, EagleConfig | MedusaConfig) and compiled_kernels(options) is not None
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     own_dtype = block_dtype(dtype, options.torch_device()) if isinstance(config, DFlashConfig) else dtype
     predicted = weights["int8"] if is_rounded else num_parameters * own_dtype.itemsize
