@@ -1,7 +1,8 @@
 """Tokens per target pass of drafters on MT-bench's questions, which no draft model or head here was trained on.
 
     python -m benchmarks.drafters.chat_acceptance --model MODEL [--draft-model HEAD] [--methods eagle suffix ...] [--gamma 5]
-        [--temperatures 0 0.8] [--questions 80] [--max-tokens 256] [--batch 8] [--quantization int8] [--save NAME]
+        [--temperatures 0 0.8] [--questions 80] [--max-tokens 256] [--batch 8] [--quantization int8] [--draft-quantization int4]
+        [--save NAME]
 
 The prompts are the first turn of each question, in the model's chat template. τ is the mean number of tokens written by a step with a
 draft; α is the share of evaluated draft tokens that were accepted, also given by position in the draft. At temperatures above 0
@@ -56,9 +57,17 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--quantization")
+    parser.add_argument("--draft-quantization")
     parser.add_argument("--save")
     args = parser.parse_args()
-    first = LLM(args.model, args.draft_model, method=args.methods[0], quantization=args.quantization, seed=0)
+    first = LLM(
+        args.model,
+        args.draft_model,
+        method=args.methods[0],
+        quantization=args.quantization,
+        draft_quantization=args.draft_quantization,
+        seed=0,
+    )
     prompts = chat_ids(first.text_tokenizer, args.questions)
     rows = [
         {

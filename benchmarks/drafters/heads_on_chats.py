@@ -1,7 +1,7 @@
 """Tokens per second of a chat model with a head, compared with suffix and with plain decoding.
 
-    python -m benchmarks.drafters.heads_on_chats HEAD --model MODEL [--quantization int8] [--gammas 2 3] [--temperatures 0 0.8]
-        [--questions 12] [--max-tokens 128] [--threads N] [--save NAME]
+    python -m benchmarks.drafters.heads_on_chats HEAD --model MODEL [--quantization int8] [--draft-quantization int4] [--gammas 2 3]
+        [--temperatures 0 0.8] [--questions 12] [--max-tokens 128] [--threads N] [--save NAME]
 
 Batch 1, one run: the first turn of MT-bench's questions in the model's chat template, each answered by every system in an order that
 rotates. With "auto" the controller chooses the number of draft tokens; "suffix + head" merges both drafters, with trees where they pay.
@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("head")
     parser.add_argument("--model", required=True)
     parser.add_argument("--quantization")
+    parser.add_argument("--draft-quantization")
     parser.add_argument("--gammas", type=int, nargs="*", default=[2, 3])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--questions", type=int, default=12)
@@ -69,6 +70,7 @@ def main() -> None:
         args.model,
         args.head,
         quantization=args.quantization,
+        draft_quantization=args.draft_quantization,
         num_threads=args.threads,
         enable_prefix_caching=False,
     )

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from foredraft.engine.models import LoadedModels, check_logit_width
+from foredraft.engine.models import LoadedModels, check_logit_width, head_format
 from foredraft.errors import VocabularyError
+from foredraft.kernels import WeightFormat, quantize_int4, quantize_int8, unquantized
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, WarmUpSizes
+from tests.model.gguf.writing import write_model
 
 
 def load(source: Any = EMBEDDED / "target", draft: Any = None, tokenizer: Any = None) -> LoadedModels:
@@ -91,3 +93,28 @@ def test_the_key_of_measured_costs_has_all_that_they_depend_on(models: LoadedMod
     assert alone.keys() == {"machine", "drafters", "target"}
     assert paired["target"] == alone["target"]
     assert (paired["drafters"], alone["drafters"]) == (["draft_model"], ["suffix"])
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "expected"),
+    [
+        (LoadOptions(), None, unquantized),
+        (LoadOptions(quantization="int8"), None, quantize_int8),
+        (LoadOptions(quantization="int4"), None, quantize_int8),
+        (LoadOptions(quantization="int4"), "none", unquantized),
+        (LoadOptions(), "int8", quantize_int8),
+        (LoadOptions(), "int4", quantize_int4),
+        (LoadOptions(), "int4-all", quantize_int4),
+    ],
+)
+def test_a_head_has_the_requested_format_or_at_most_eight_bits_like_its_target(
+    options: LoadOptions, own: str | None, expected: WeightFormat
+) -> None:
+    assert head_format(EMBEDDED / "target", options, own) is expected
+
+
+def test_a_target_stored_in_few_bits_has_a_head_in_eight(tmp_path: Path) -> None:
+    hf = AutoModelForCausalLM.from_pretrained(EMBEDDED / "draft")
+    stored = write_model(hf, tmp_path / "model.gguf", "Q4_0")
+    assert head_format(stored, LoadOptions()) is quantize_int8
+    assert head_format(stored, LoadOptions(), "none") is unquantized

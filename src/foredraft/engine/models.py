@@ -107,11 +107,11 @@ class LoadedModels:
         self.source = source
         self.options = options
         self.draft_options = options_of_draft(draft_model, options, draft_quantization)
-        self._head_format = head_format(options, draft_quantization)
         # refuse an unusable draft before the target's weights are loaded
         for each, its_options in ((source, options), (draft_model, self.draft_options)):
             if each is not None and not isinstance(each, PreTrainedModel) and not _shares_encoder(each, its_options):
                 examine(each, its_options)
+        self._head_format = head_format(source, options, draft_quantization)
         # before the weights, so that the memory for building it is free again when they are loaded
         self.tokenizer = _load_tokenizer(source, tokenizer, options)
         self.target = load_model(source, options)
@@ -288,13 +288,14 @@ def _on_one_device(options: LoadOptions) -> LoadOptions:
     return replace(options, device_map=None, tp_plan=None)
 
 
-def head_format(options: LoadOptions, draft_quantization: str | None = None) -> WeightFormat:
-    """The format of a head's matrices. options: the target's. A head inherits no fewer than eight bits: with four its drafts are
-    accepted less often, so four are only used if they are requested for the head itself."""
+def head_format(target: ModelSource, options: LoadOptions, draft_quantization: str | None = None) -> WeightFormat:
+    """The format of a head's matrices. options: the target's. For a target that is rounded, or stored in few bits, it is eight bits: with
+    four, drafts are accepted less often, so four are only used if they are requested for the head itself."""
+    if draft_quantization is None:
+        return quantize_int8 if options.is_rounded or is_stored_in_few_bits(target, options) else unquantized
     if draft_quantization in FOUR_BITS:
         return quantize_int4
-    wanted = options if draft_quantization is None else replace(options, quantization=draft_quantization)
-    return quantize_int8 if wanted.is_rounded else unquantized
+    return quantize_int8 if draft_quantization == "int8" else unquantized
 
 
 def draft_method_of(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
+from foredraft.engine.models import head_format
 from foredraft.heads import (
     AnyHead,
     AnyHeadConfig,
@@ -24,6 +25,7 @@ from foredraft.heads import (
 )
 from foredraft.heads.attaching import block_dtype
 from foredraft.heads.loading import load_head, module_of
+from foredraft.kernels import quantize_int8
 from foredraft.model import LanguageModel, LoadOptions
 from foredraft.model.loading import load_config
 from foredraft.model.prepare import compiled_kernels
@@ -51,7 +53,8 @@ def predict_head(
     config, module = checkpoint.config, module_of(checkpoint)
     dtype = getattr(torch, target.dtype)
     weights = _weights_by_precision(module)
-    wants_int8 = options.is_rounded or (checkpoint.is_quantized and dtype == torch.bfloat16)
+    is_stored_in_int8 = checkpoint.is_quantized and dtype == torch.bfloat16
+    wants_int8 = is_stored_in_int8 or head_format(target.name, options) is quantize_int8
     is_rounded = wants_int8 and isinstance(config, EagleConfig | MedusaConfig) and compiled_kernels(options) is not None
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     own_dtype = block_dtype(dtype, options.torch_device()) if isinstance(config, DFlashConfig) else dtype
