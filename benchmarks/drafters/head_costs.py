@@ -1,12 +1,12 @@
 """What heads cost in memory and time per step, compared with the values computed from their sizes.
 
-    python -m benchmarks.drafters.head_costs [--target DIR] [--precisions bfloat16 int8] [--kinds eagle3 medusa exit]
+    python -m benchmarks.drafters.head_costs [--target DIR] [--precisions bfloat16 int8] [--kinds eagle3 medusa exit dspark]
         [--heads DIR ...] [--gamma 4] [--rounds 6]
 
 Heads have random weights unless --heads names some: their costs depend only on their shapes. Each is compared with what `foredraft
 inspect` computes from its files. Memory: of the weights, and per token of a text (the hidden states that the head reads, and its own
 keys and values). Time: drafting γ tokens, as a share of a pass of the target, next to the share of its bytes that are read (for EAGLE
-and early exits γ times those of one drafted token, for Medusa those of one pass). "outside" is the share of a step that is spent
+and early exits γ times those of one drafted token, for the others those of one pass). "outside" is the share of a step that is spent
 outside the passes of target and head. Code prompts, greedy; systems alternate prompt by prompt; medians over rounds.
 """
 
@@ -26,17 +26,19 @@ import torch
 from benchmarks.common.prompts import code_prompts
 from benchmarks.engine.step_overhead import Stopwatch, System
 from foredraft import LLM
-from foredraft.heads import MedusaConfig
+from foredraft.heads import ExitConfig
 from foredraft.model import EMBEDDED, LoadOptions, load_model
 from foredraft.tools.inspection.inspect import inspect_models
 from foredraft.tools.inspection.report import HeadReport
-from foredraft.train import Eagle3Kind, ExitKind, MedusaKind
+from foredraft.train import DSparkKind, Eagle3Kind, ExitKind, MedusaKind
 
 KINDS: dict[str, Any] = {
     "eagle3": Eagle3Kind(),
     "medusa": MedusaKind(),
     "exit": ExitKind(exit_layer=2),
+    "dspark": DSparkKind(block_size=5, mask_token=0),
 }
+_STEP_BY_STEP = ("eagle1", "eagle3", ExitConfig.kind)
 
 
 @dataclass
@@ -90,7 +92,7 @@ def measure(args: argparse.Namespace, precision: str, heads: dict[str, Path]) ->
 
 def row(each: Measured, precision: str, target_ms: float, gamma: int) -> str:
     report, draft_ms = each.report, statistics.median(each.draft_ms)
-    read = report.step_bytes[precision] * (1 if report.kind == MedusaConfig.kind else gamma)
+    read = report.step_bytes[precision] * (gamma if report.kind in _STEP_BY_STEP else 1)
     passes = report.target_pass_bytes
     computed = None if passes is None else read / passes[precision]
     assert report.measured is not None

@@ -29,7 +29,7 @@ class Stopwatch:
     def __init__(self, models: list[object]) -> None:
         self.seconds = 0.0
         for model in models:
-            for name in ("read", "generate", "fuse", "states", "logits_of"):  # the last two are of Medusa heads
+            for name in ("read", "generate", "fuse", "inject", "states", "logits_of"):  # the last three are of heads
                 if hasattr(model, name):
                     self._watch(model, name)
 

@@ -11,7 +11,7 @@ import torch
 
 from foredraft import LLM, ForedraftError, ModelError, SamplingParams
 from foredraft.bench.environment import Environment
-from foredraft.heads import CompiledEagle, EagleHead, MedusaHead, TargetEnds, attach_head
+from foredraft.heads import CompiledEagle, DFlashHead, EagleHead, MedusaHead, TargetEnds, attach_head
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.settings import Settings
@@ -91,7 +91,7 @@ def test_heads_use_the_targets_embeddings_and_lm_head(target: LanguageModel) -> 
 @pytest.mark.parametrize("method", HEAD_METHODS)
 def test_reports_name_the_head_instead_of_a_draft_model(method: str) -> None:
     llm = LLM(EMBEDDED / "target", draft_model=embedded_head(method), quantization="int8")
-    is_rounded = load_kernels() is not None and isinstance(llm.head, CompiledEagle | MedusaHead)
+    is_rounded = load_kernels() is not None and isinstance(llm.head, CompiledEagle | DFlashHead | MedusaHead)
     assert llm.draft is None
     # without bfloat16 instructions a block drafter is in float32
     dtype = str(getattr(llm.head, "dtype", torch.bfloat16)).removeprefix("torch.")

@@ -12,6 +12,7 @@ from foredraft.engine.memory_pool import MemoryPool
 from foredraft.errors import ModelError
 from foredraft.heads import DFlashConfig, DFlashHead, HeadCheckpoint, head_method_of, load_head
 from foredraft.heads.config import Convolution, Markov, Refiner, Selector
+from foredraft.kernels import WeightFormat, dequantized, load_kernels, quantize_int8, unquantized
 from tests.heads.checkpoints import TARGET, Golden, golden
 
 PLAIN = [
@@ -94,6 +95,35 @@ def walked(head: DFlashHead, case: Golden, following: list[int] | None) -> tuple
             drafted += [int(head.on_target(found).argmax())] * (row >= config.first_row)
             previous = [*previous[: config.first_row + 1], *(drafted if following is None else following)]
     return torch.cat(logits), drafted
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="no compiled kernels here")
+@pytest.mark.parametrize("weight_format", [unquantized, quantize_int8])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_packed_head_computes_what_the_module_does_with_the_same_weights(
+    name: str, weight_format: WeightFormat, tmp_path: Path
+) -> None:
+    kernels = load_kernels()
+    assert kernels is not None
+    case, packed, module = golden(name), head_of(golden(name), tmp_path), head_of(golden(name), tmp_path)
+    packed.compile_chains(kernels)
+    packed.pack(kernels, weight_format)
+    for part in module.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.weight.data = dequantized(weight_format(part.weight.bfloat16())).float()
+    *tokens, pending = case.inputs["ids"].tolist()
+    logits = []
+    for head in (packed, module):
+        cache = cache_for(head)
+        head.inject(cache.region(0), tokens, case.inputs["features"])
+        logits.append(head.read([0], [pending], cache).logits[0])
+    pairs = [logits]
+    if name in CORRECTED and not isinstance(packed.config.correction, Selector):  # whose choice of tokens may change
+        pairs.append([walked(head, case, case.inputs["following"].tolist())[0] for head in (packed, module)])
+    for got, expected in pairs:
+        assert got.dtype == torch.float32
+        error = (got - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert error.max() < (0.04 if weight_format is unquantized else 0.1)
 
 
 @pytest.mark.parametrize("name", CORRECTED)

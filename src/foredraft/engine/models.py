@@ -29,13 +29,13 @@ from foredraft.heads import (
     CompiledEagle,
     EarlyExit,
     HeadOptions,
-    MedusaHead,
     MtpHead,
     attach_head,
     attach_mtp,
     head_method_of,
 )
 from foredraft.heads.decoder_draft import is_decoder_draft, load_decoder_draft
+from foredraft.heads.module import HeadModule
 from foredraft.kernels import WeightFormat, quantize_int4, quantize_int8, unquantized
 from foredraft.model import (
     LanguageModel,
@@ -315,7 +315,7 @@ def draft_method_of(
 
 
 def _identity_of(head: AnyHead, name: str) -> HeadIdentity:
-    weight_format = head.weight_format if isinstance(head, CompiledEagle | MedusaHead) else None
+    weight_format = head.weight_format if isinstance(head, CompiledEagle | HeadModule) else None
     quantization = None if weight_format is None else _FORMAT_NAMES.get(weight_format)
     return HeadIdentity(name, str(head.dtype).removeprefix("torch."), quantization)
 

@@ -66,6 +66,8 @@ def attach_head(
         dtype = block_dtype(target.hf.dtype, target.device)
         block_head = DFlashHead.of(checkpoint, ends.embed, ends.lm_head, dtype).to(target.device)
         block_head.compile_chains(target.body.kernels)
+        if target.body.kernels is not None:
+            block_head.pack(target.body.kernels, weight_format)
         return block_head
     assert isinstance(checkpoint.config, EagleConfig)  # MTP layers have no files of their own
     window = _window(name, checkpoint.config, options, target)

@@ -75,7 +75,7 @@ class MarkovCorrection(Correction):
 
     def empty_memory(self, count: int) -> Tensor:
         """[count, rank]"""
-        return self.markov_w2.weight.new_zeros(count, self._rank if self.has_memory else 0)
+        return self.markov_w1.weight.new_zeros(count, self._rank if self.has_memory else 0)
 
     def forward(self, block: Correctable, rows: Tensor, previous: Tensor, memory: Tensor) -> Corrected:
         """See Correction."""

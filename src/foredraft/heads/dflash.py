@@ -210,7 +210,7 @@ class DFlashHead(LayeredHead):
         for index, seq_id in enumerate(seq_ids):
             region = cache.region(seq_id)
             spans.append(BlockSpan(region, slice(index * size, (index + 1) * size), len(region.tokens)))
-        ids = torch.full((len(seq_ids), size), self.config.mask_token, device=self.fc.weight.device)
+        ids = torch.full((len(seq_ids), size), self.config.mask_token, device=self.device)
         ids[:, 0] = torch.tensor(list(pending))
         x = self.embed(ids.flatten()).to(self.dtype)
         angles = self._angles([span.start + place for span in spans for place in range(size)])
@@ -222,10 +222,10 @@ class DFlashHead(LayeredHead):
 
     def angles(self, positions: Tensor) -> _Angles:
         """positions: [B, R] -> cos and sin, [B, R, head_dim] each"""
-        cos, sin = self.rotary_emb(self.fc.weight, positions)
+        cos, sin = self.rotary_emb(self.norm.weight, positions)
         return cos, sin
 
     def _angles(self, positions: Sequence[int]) -> _Angles:
         """cos and sin, [R, head_dim] each"""
-        cos, sin = self.angles(torch.tensor([list(positions)], device=self.fc.weight.device))
+        cos, sin = self.angles(torch.tensor([list(positions)], device=self.device))
         return cos[0], sin[0]

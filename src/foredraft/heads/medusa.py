@@ -1,4 +1,4 @@
-"""Medusa heads as PyTorch modules, whose matrix products compiled kernels may compute.
+"""Medusa heads as plain PyTorch modules: the reference for faster implementations.
 
 They read the last hidden state that the target's lm_head has read, that of the newest token. The target itself draws the token
 after it; head 0 drafts the one after the drawn token, head 1 the next. No head sees what another one drafts.
@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from foredraft.heads.config import HeadCheckpoint, MedusaConfig
 from foredraft.heads.module import Embed, HeadModule, LMHead
-from foredraft.kernels import Kernels, WeightFormat, WeightMemory
-from foredraft.model.packed import NativeLinear, pack_linears
 
 
 class MedusaHead(HeadModule):
@@ -22,7 +20,6 @@ class MedusaHead(HeadModule):
     def __init__(self, config: MedusaConfig, lm_head: LMHead, embed: Embed | None = None) -> None:
         super().__init__(config, lm_head)
         self.config = config
-        self.weight_format: WeightFormat | None = None  # of packed matrices
         self._target_embed = embed
         width = config.target_hidden_size
         with torch.device("meta"):
@@ -47,23 +44,6 @@ class MedusaHead(HeadModule):
         """The heads of a checkpoint, for inference."""
         assert isinstance(checkpoint.config, MedusaConfig)
         return cls(checkpoint.config, lm_head, embed).loaded(checkpoint, dtype)
-
-    def pack(self, kernels: Kernels, weight_format: WeightFormat) -> None:
-        """Replace its matrices by packed ones in this format, which these kernels multiply by rows in bfloat16."""
-        self.weight_format, memory = weight_format, WeightMemory()
-        pack_linears(
-            self, lambda source, bias: NativeLinear(kernels.pack(source, bias, memory), kernels), weight_format
-        )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of its weights, or of the rows that packed ones are multiplied by."""
-        return super().dtype if self.weight_format is None else torch.bfloat16
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        return super().device if self.weight_format is None else torch.device("cpu")
 
     @property
     def bytes_per_token(self) -> int:
@@ -107,9 +87,7 @@ def _through(blocks: nn.Module, x: Tensor) -> Tensor:
 
 def _product(linear: nn.Module, x: Tensor) -> Tensor:
     """[R, H] -> [R, H], in the precision of x"""
-    if isinstance(linear, NativeLinear):
-        packed: Tensor = linear(x.to(torch.bfloat16))
-        return packed.to(x.dtype)
-    assert isinstance(linear, nn.Linear)
+    if not isinstance(linear, nn.Linear):  # packed
+        return linear(x)  # type: ignore[no-any-return]
     bias = None if linear.bias is None else linear.bias.to(x.dtype)
     return nn.functional.linear(x, linear.weight.to(x.dtype), bias)

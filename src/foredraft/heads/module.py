@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.heads.config import HeadCheckpoint, HeadConfig, LayeredConfig
+from foredraft.heads.packing import pack
 from foredraft.heads.vocabulary import to_target_vocabulary
+from foredraft.kernels import Kernels, WeightFormat
 
 Embed = Callable[[Tensor], Tensor]
 """ids [R] -> rows [R, H], as the table holds them: unscaled, even if the target scales its embeddings."""
@@ -20,9 +22,13 @@ LMHead = Callable[[Tensor], Tensor]
 
 
 class HeadModule(nn.Module):
-    """lm_head: the target's, used if the head has none of its own."""
+    """lm_head: the target's, used if the head has none of its own.
+
+    weight_format: of the packed matrices; None: they are not packed.
+    """
 
     target_ids: Tensor | None
+    weight_format: WeightFormat | None = None
 
     def __init__(self, config: HeadConfig, lm_head: LMHead) -> None:
         super().__init__()
@@ -36,15 +42,20 @@ class HeadModule(nn.Module):
         self.load_state_dict(tensors, assign=True)
         return self.requires_grad_(False).eval()
 
+    def pack(self, kernels: Kernels, weight_format: WeightFormat) -> None:
+        """Let these kernels multiply by its matrices, in this format. For inference on a CPU."""
+        pack(self, kernels, weight_format)
+        self.weight_format = weight_format
+
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
-        return next(self.parameters()).dtype
+        """The dtype of its weights other than packed ones, bfloat16 if there are no others."""
+        return next((each.dtype for each in self.parameters()), torch.bfloat16)
 
     @property
     def device(self) -> torch.device:
         """The device of its weights."""
-        return next(self.parameters()).device
+        return next((each.device for each in self.parameters()), torch.device("cpu"))
 
     def on_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary: [n, D] -> [n, V]. Ids that the head cannot draft get -inf."""

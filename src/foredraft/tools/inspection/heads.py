@@ -53,12 +53,12 @@ def predict_head(
     config, module = checkpoint.config, module_of(checkpoint)
     dtype = getattr(torch, target.dtype)
     weights = _weights_by_precision(module)
-    is_stored_in_int8 = checkpoint.is_quantized and dtype == torch.bfloat16
-    wants_int8 = is_stored_in_int8 or head_format(target.name, options) is quantize_int8
-    is_rounded = wants_int8 and isinstance(config, EagleConfig | MedusaConfig) and compiled_kernels(options) is not None
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     own_dtype = block_dtype(dtype, options.torch_device()) if isinstance(config, DFlashConfig) else dtype
-    predicted = weights["int8"] if is_rounded else num_parameters * own_dtype.itemsize
+    precision = _packed_precision(checkpoint, target, options)
+    predicted = (
+        num_parameters * own_dtype.itemsize if precision is None else _packed_bytes(module, precision, own_dtype)
+    )
     feature_bytes = config.feature_size * dtype.itemsize
     own_bytes = config.bytes_per_token(own_dtype) if isinstance(config, EagleConfig | DFlashConfig) else 0
     return HeadReport(
@@ -142,12 +142,28 @@ def _open_settings(checkpoint: HeadCheckpoint) -> dict[str, list[Any]]:
     }
 
 
+def _packed_precision(checkpoint: HeadCheckpoint, target: ModelReport, options: LoadOptions) -> str | None:
+    """The precision of its matrices where the compiled kernels multiply by them; None where PyTorch does."""
+    is_on_cpu = options.torch_device().type == "cpu"
+    if isinstance(checkpoint.config, ExitConfig) or not is_on_cpu or compiled_kernels(options) is None:
+        return None
+    if head_format(target.name, options) is quantize_int8:
+        return "int8"
+    if target.dtype != "bfloat16":
+        return None
+    return "int8" if checkpoint.is_quantized else "bfloat16"
+
+
 def _weights_by_precision(module: nn.Module) -> dict[str, int]:
     """Bytes with matrices packed in each precision, and everything else in bfloat16."""
+    return {precision: _packed_bytes(module, precision, torch.bfloat16) for precision in PRECISIONS}
+
+
+def _packed_bytes(module: nn.Module, precision: str, dtype: torch.dtype) -> int:
+    """Bytes with matrices packed in this precision, and everything else in this dtype."""
     linears = [linear.weight for linear in module.modules() if isinstance(linear, nn.Linear)]
     rest = sum(parameter.numel() for parameter in module.parameters()) - sum(weight.numel() for weight in linears)
-    others = rest * torch.bfloat16.itemsize
-    return {precision: others + sum(matrix_bytes(weight, precision) for weight in linears) for precision in PRECISIONS}
+    return rest * dtype.itemsize + sum(matrix_bytes(weight, precision) for weight in linears)
 
 
 def _step_bytes(
