@@ -210,7 +210,7 @@ class DFlashHead(LayeredHead):
         for index, seq_id in enumerate(seq_ids):
             region = cache.region(seq_id)
             spans.append(BlockSpan(region, slice(index * size, (index + 1) * size), len(region.tokens)))
-        ids = torch.full((len(seq_ids), size), self.config.mask_token, device=self.device)
+        ids = torch.full((len(seq_ids), size), self.config.mask_token, device=self.norm.weight.device)
         ids[:, 0] = torch.tensor(list(pending))
         x = self.embed(ids.flatten()).to(self.dtype)
         angles = self._angles([span.start + place for span in spans for place in range(size)])
