@@ -18,6 +18,7 @@ from foredraft.kernels import (
     InMemory,
     Kernels,
     WeightFormat,
+    dequantized,
     load_kernels,
     quantize_int8,
     unquantized,
@@ -95,6 +96,25 @@ def test_in_int8_states_and_logits_are_near_those_of_the_module(name: str, tmp_p
         error = (got[part].float() - expected[part]).norm(dim=-1) / expected[part].norm(dim=-1)
         assert error.median() < 0.05, part
         assert error.max() < 0.2, part
+
+
+@pytest.mark.parametrize("weight_format", [unquantized, quantize_int8])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_packed_module_computes_what_the_module_does_with_the_same_weights(
+    name: str, weight_format: WeightFormat, tmp_path: Path
+) -> None:
+    """Targets that the kernels do not run in one call have such heads."""
+    packed, plain = head_of(name, tmp_path), head_of(name, tmp_path)
+    packed.pack(kernels(), weight_format)
+    for part in plain.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.weight.data = dequantized(weight_format(part.weight.bfloat16())).float()
+    case = golden(name)
+    ids, features = case.inputs["ids"].tolist(), case.inputs["features"]
+    expected, got = run(plain, ids, features), run(packed, ids, features)
+    for part in ("states", "logits"):
+        error = (got[part] - expected[part]).norm(dim=-1) / expected[part].norm(dim=-1)
+        assert error.max() < (0.04 if weight_format is unquantized else 0.1), part
 
 
 def two_reads(head: CompiledEagle, name: str) -> tuple[list[Read], list[Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from foredraft.heads.eagle import EagleHead
 from foredraft.heads.early_exit import EarlyExit
 from foredraft.heads.loading import load_head, load_mtp
 from foredraft.heads.medusa import MedusaHead
+from foredraft.heads.module import HeadModule
 from foredraft.heads.mtp import MtpHead
 from foredraft.heads.options import HeadOptions, overridden, window_of
 from foredraft.kernels import WeightFormat, quantize_int8, unquantized
@@ -29,6 +30,8 @@ from foredraft.model.stored import StoredEmbedding
 from foredraft.utils.machine import multiplies_bfloat16
 
 AnyHead = EagleHead | CompiledEagle | DFlashHead | MedusaHead | EarlyExit | MtpHead
+
+_Head = TypeVar("_Head", bound=HeadModule)
 
 logger = logging.getLogger("foredraft")
 
@@ -57,23 +60,19 @@ def attach_head(
     if isinstance(checkpoint.config, ExitConfig):
         return EarlyExit.of(checkpoint, target, weight_format)
     if isinstance(checkpoint.config, MedusaConfig):
-        medusa = MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype, ends.embed).to(target.device)
-        if target.body.kernels is not None:
-            medusa.pack(target.body.kernels, weight_format)
-        return medusa
+        medusa = MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype, ends.embed)
+        return _packed(medusa.to(target.device), target, weight_format)
     if isinstance(checkpoint.config, DFlashConfig):
         checkpoint = ends.with_rows(_calibrated(name, checkpoint, target, ends, text))
         dtype = block_dtype(target.hf.dtype, target.device)
         block_head = DFlashHead.of(checkpoint, ends.embed, ends.lm_head, dtype).to(target.device)
         block_head.compile_chains(target.body.kernels)
-        if target.body.kernels is not None:
-            block_head.pack(target.body.kernels, weight_format)
-        return block_head
+        return _packed(block_head, target, weight_format)
     assert isinstance(checkpoint.config, EagleConfig)  # MTP layers have no files of their own
     window = _window(name, checkpoint.config, options, target)
     checkpoint = _calibrated(name, checkpoint, target, ends, text)
     head = EagleHead.of(ends.with_rows(checkpoint), ends.embed, ends.lm_head, target.hf.dtype, window).to(target.device)
-    return _compiled(head, target, weight_format) or head
+    return _compiled(head, target, weight_format) or _packed(head, target, weight_format)
 
 
 def attach_mtp(
@@ -136,6 +135,13 @@ def _compiled(head: EagleHead, target: LanguageModel, weight_format: WeightForma
     embedding = target.hf.get_input_embeddings()
     table = embedding.matrix if isinstance(embedding, NativeEmbedding) else embedding.weight.detach()
     return CompiledEagle(head, table, target.hf.get_output_embeddings().matrix, target.body.kernels, weight_format)
+
+
+def _packed(head: _Head, target: LanguageModel, weight_format: WeightFormat) -> _Head:
+    """The head, with its matrices packed if the target has compiled kernels."""
+    if target.body.kernels is not None:
+        head.pack(target.body.kernels, weight_format)
+    return head
 
 
 class TargetEnds:

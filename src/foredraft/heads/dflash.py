@@ -227,5 +227,5 @@ class DFlashHead(LayeredHead):
 
     def _angles(self, positions: Sequence[int]) -> _Angles:
         """cos and sin, [R, head_dim] each"""
-        cos, sin = self.angles(torch.tensor([list(positions)], device=self.device))
+        cos, sin = self.angles(torch.tensor([list(positions)], device=self.norm.weight.device))
         return cos[0], sin[0]

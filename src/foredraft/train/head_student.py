@@ -13,9 +13,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from foredraft.errors import ForedraftError
 from foredraft.heads import DFlashConfig, DFlashHead, EagleConfig, EagleHead, TargetEnds
 from foredraft.heads.config import Markov
+from foredraft.heads.formats.layers import ROTARY_TYPES
 from foredraft.model import LanguageModel
 
-_NUM_TAPS = 3
+_ROPE_BASE = 10000.0
+"""Of targets that do not rotate."""
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -70,7 +72,7 @@ def new_eagle3(
         ends.embed,
         ends.lm_head,
     )
-    _fill(head, ends.lm_head_rows(target_ids), seed)
+    _fill(head, lm_head_rows(target, target_ids), seed)
     return head
 
 
@@ -107,18 +109,30 @@ def new_block_head(
         ends.embed,
         ends.lm_head,
     )
-    _fill(head, ends.lm_head_rows(None), seed)
+    _fill(head, lm_head_rows(target, None), seed)
     for table in head.lm_heads:
         nn.init.zeros_(table.weight)  # type: ignore[arg-type]
     return head
 
 
-def _fill(head: EagleHead | DFlashHead, lm_head_rows: Tensor, seed: int) -> None:
+def _fill(head: EagleHead | DFlashHead, rows: Tensor, seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         head.load_state_dict({name: torch.empty(w.shape) for name, w in head.state_dict().items()}, assign=True)
         _initialise(head)
-    head.lm_head.weight.data.copy_(lm_head_rows)
+    head.lm_head.weight.data.copy_(rows)
+
+
+def lm_head_rows(target: LanguageModel, ids: Tensor | None) -> Tensor:
+    """See TargetEnds. Raises ForedraftError for a target whose lm_head does not read what its layers write."""
+    rows = TargetEnds(target.hf).lm_head_rows(ids)
+    width = target.hf.config.get_text_config().hidden_size
+    if rows.shape[1] != width:
+        raise ForedraftError(
+            f"{target.traits.name}: its lm_head reads {rows.shape[1]} numbers, but its layers write {width}: a head cannot be trained "
+            "for it; train an early exit or a draft model"
+        )
+    return rows
 
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
@@ -132,20 +146,29 @@ def _layer(
 ) -> PretrainedConfig:
     """A configuration as wide as the target's layers. intermediate_size: see new_eagle3."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    fields: dict[str, Any] = {"rope_parameters": config.rope_parameters} if hasattr(config, "rope_parameters") else {}
     layer: PretrainedConfig = form(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=intermediate_size or config.intermediate_size,
+        intermediate_size=intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=head_dim,
         rms_norm_eps=getattr(config, "rms_norm_eps", 1e-5),
         max_position_embeddings=config.max_position_embeddings,
-        **fields,
+        rope_parameters=_rope_parameters(config),
     )
     return layer
+
+
+def _rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
+    """How a new head rotates: as its target does, where heads can; else whole attention heads, with the target's base."""
+    given = getattr(config, "rope_parameters", None) or {}
+    given = given.get("full_attention", given)  # some targets have kinds of layers that rotate differently
+    is_whole = given.get("partial_rotary_factor", 1.0) == 1.0
+    if is_whole and given.get("rope_type", "default") in ROTARY_TYPES:
+        return {"rope_theta": _ROPE_BASE, **given}
+    return {"rope_type": "default", "rope_theta": given.get("rope_theta", _ROPE_BASE)}
 
 
 def _initialise(head: nn.Module) -> None:

@@ -15,7 +15,7 @@ from foredraft.heads import MedusaConfig, MedusaHead, TargetEnds, TargetShape, l
 from foredraft.heads.saving import save_medusa
 from foredraft.model import LanguageModel
 from foredraft.train.head_kinds import MakeObjective
-from foredraft.train.head_student import frequent_ids
+from foredraft.train.head_student import frequent_ids, lm_head_rows
 from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
@@ -59,7 +59,7 @@ class MedusaKind:
         )
         ends = TargetEnds(target.hf)
         head = MedusaHead(config, ends.lm_head)
-        rows = ends.lm_head_rows(ids)
+        rows = lm_head_rows(target, ids)
         weights = {
             name: rows.clone() if name.startswith("lm_head") else torch.zeros(weight.shape)
             for name, weight in head.state_dict().items()

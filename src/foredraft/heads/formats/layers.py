@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = {
     "initializer_range",
     "use_cache",
 }
-_ROTARY = ("default", "linear", "llama3", "yarn")
+ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -72,7 +72,7 @@ def _check_rotary(layer: PretrainedConfig) -> None:
     """Refuse kinds of scaling that depend on the longest position of a pass: one request would change the rotation of another's rows."""
     parameters = layer.rope_parameters
     kind = parameters.get("rope_type", "default")
-    if kind not in _ROTARY:
-        raise ModelError(f"its rotary embedding is of type {shown(kind)}: only {', '.join(_ROTARY)} are supported")
+    if kind not in ROTARY_TYPES:
+        raise ModelError(f"its rotary embedding is of type {shown(kind)}: only {', '.join(ROTARY_TYPES)} are supported")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError("config.json: partial_rotary_factor must be 1: only whole attention heads can be rotated")

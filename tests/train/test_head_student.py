@@ -1,0 +1,71 @@
+"""New heads for targets of every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft import ForedraftError
+from foredraft.heads import TargetShape, load_head
+from foredraft.model import LanguageModel, LoadOptions, load_model
+from foredraft.train import DSparkKind, Eagle3Kind, MedusaKind
+from foredraft.train.head_student import new_eagle3
+from tests.model.zoo import SPECIES, random_model
+
+KINDS: dict[str, Any] = {
+    "eagle3": Eagle3Kind(),
+    "medusa": MedusaKind(),
+    "dspark": DSparkKind(block_size=4, mask_token=3),
+}
+NARROW = {"opt"}
+"""Families whose lm_head here reads fewer numbers than the layers write."""
+
+
+def target_of(hf: Any, folder: Path) -> LanguageModel:
+    hf.save_pretrained(folder)
+    return load_model(str(folder), LoadOptions(device="cpu", dtype="float32"))
+
+
+@pytest.mark.parametrize("family", sorted(set(SPECIES) - NARROW))
+def test_a_new_head_for_any_family_can_be_loaded_again(family: str, tmp_path: Path) -> None:
+    target = target_of(random_model(SPECIES[family].config()), tmp_path / "target")
+    for name, kind in KINDS.items():
+        head = kind.new(target, [[5, 6, 7]], seed=0)
+        kind.save(head, target, "target", tmp_path / name, torch.float32)
+        checkpoint = load_head(str(tmp_path / name), TargetShape.of(target.hf.config))
+        stored = {key: value for key, value in head.state_dict().items() if key in checkpoint.tensors}
+        assert stored.keys() >= {"norm.weight"} or name == "medusa"
+        assert all(torch.equal(checkpoint.tensors[key].float(), value) for key, value in stored.items())
+
+
+@pytest.mark.parametrize("family", sorted(NARROW))
+def test_a_target_whose_lm_head_is_narrower_than_its_layers_is_refused(family: str, tmp_path: Path) -> None:
+    target = target_of(random_model(SPECIES[family].config()), tmp_path / "target")
+    for kind in KINDS.values():
+        with pytest.raises(ForedraftError, match="its lm_head reads 48 numbers, but its layers write 64"):
+            kind.new(target, [[5, 6, 7]], seed=0)
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "rotation", "expected"),
+    [
+        ("llama", LLAMA3, LLAMA3),
+        ("llama", {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 2.0}, {"rope_theta": 5e5}),
+        ("glm4", {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}, {"rope_theta": 5e5}),
+    ],
+)
+def test_a_new_head_rotates_like_its_target_where_heads_can(
+    family: str, rotation: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """Otherwise whole attention heads, with the target's base."""
+    config = SPECIES[family].config()
+    config.rope_parameters = rotation
+    head = new_eagle3(target_of(random_model(config), tmp_path), (0, 1), None, seed=0)
+    found = head.config.layer.rope_parameters
+    assert found == {"rope_type": "default"} | expected
