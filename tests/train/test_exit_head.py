@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 from foredraft import LLM, SamplingParams
 from foredraft.cli import app
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, ModelError
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.train.blocks import IGNORED
 from foredraft.train.exit_head import ExitKind
 from foredraft.train.losses import DistillationLoss
 from foredraft.train.records import read_log
+from tests.model.zoo import SPECIES, random_model
 
 QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
 IDS = torch.tensor([[5, 6, 7, 8], [9, 5, 5, 6]])
@@ -107,3 +108,14 @@ def test_bad_input_is_refused_in_one_line(
     (line,) = result.stderr.splitlines()
     with pytest.raises(ForedraftError, match=message):
         raise ForedraftError(line)
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), [("float32", "torch"), ("bfloat16", "auto")])
+def test_an_adapter_is_refused_before_training_for_a_target_that_could_not_run_it(
+    dtype: str, kernels: str, tmp_path: Path
+) -> None:
+    random_model(SPECIES["gemma3"].config()).save_pretrained(tmp_path)
+    target = load_model(tmp_path, LoadOptions(dtype=dtype, device="cpu", kernels=kernels))
+    with pytest.raises(ModelError, match="--adapter-size 0"):
+        ExitKind(1).new(target, [], seed=0)
+    assert ExitKind(1, adapter_size=0).new(target, [], seed=0).adapter is None

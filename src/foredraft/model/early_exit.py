@@ -7,7 +7,9 @@ from typing import Protocol, runtime_checkable
 from foredraft.errors import ModelError
 from foredraft.kernels import WeightFormat
 from foredraft.model.exits import Exit
+from foredraft.model.families import family_of, form_of
 from foredraft.model.language_model import Body, LanguageModel
+from foredraft.model.stack import StackBody, check_adapter
 
 
 @runtime_checkable
@@ -17,6 +19,14 @@ class ExitingBody(Body, Protocol):
     def first_layers(self, num_layers: int, exit: Exit | None, weight_format: WeightFormat) -> Body:
         """A body of the first layers, over the same weights. exit: the modules that follow them; None: the final norm. weight_format: of
         the exit's own matrices. Raises ModelError for an exit that it cannot run."""
+
+
+def refuse_adapter(target: LanguageModel) -> None:
+    """Raises ModelError for a target whose compiled body could not run an exit with an adapter."""
+    if isinstance(target.body, StackBody):
+        check_adapter(target.body.form)
+    elif (family := family_of(target.hf)) is not None:
+        check_adapter(form_of(target.hf, family))
 
 
 def first_layers(

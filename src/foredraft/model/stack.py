@@ -23,6 +23,7 @@ from foredraft.kernels import (
     PackedMatrix,
     Stack,
     StackBatch,
+    StackForm,
     StackLayer,
     WeightFormat,
     unquantized,
@@ -62,6 +63,11 @@ class StackBody:
         self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=torch.bfloat16)
         self._rotation = self._tables(min(_FIRST_POSITIONS, context_len))
 
+    @property
+    def form(self) -> StackForm:
+        """The form of its layers."""
+        return self._stack.form
+
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         return Reading(*self.kernels.read(self._stack, self._located(batch), self._rotation_for(batch), taps))
 
@@ -76,13 +82,9 @@ class StackBody:
         return body
 
     def _take_adapter(self, adapter: ExitAdapter, weight_format: WeightFormat) -> StackLayer:
-        """Raises ModelError if the target's MLPs are not SiLU-gated as the adapter is, because one form describes both."""
-        form = self._stack.form
-        if not form.is_gated or form.activation != SILU:
-            raise ModelError(
-                "an exit with an adapter needs a target with SiLU-gated MLPs: train one without an adapter"
-            )
-        return take_adapter(adapter, self._family, form, self.kernels, weight_format)
+        """Raises ModelError if the target's MLPs are not like the adapter."""
+        check_adapter(self.form)
+        return take_adapter(adapter, self._family, self.form, self.kernels, weight_format)
 
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         """All specs are supported."""
@@ -141,6 +143,14 @@ def has_stack_form(hf: Any) -> bool:
 
 
 @torch.inference_mode()
+def check_adapter(form: StackForm) -> None:
+    """Raises ModelError if an exit's adapter, which is SiLU-gated, cannot follow layers of this form: one form describes both."""
+    if not form.is_gated or form.activation != SILU:
+        raise ModelError(
+            "an exit with an adapter needs a target with SiLU-gated MLPs: train one without an adapter (--adapter-size 0)"
+        )
+
+
 def _take(hf: Any, family: Family, kernels: Kernels, weight_format: WeightFormat) -> Stack:
     form = form_of(hf, family)
     taken = take_layers(hf, family, form, kernels, weight_format)

@@ -19,6 +19,7 @@ from foredraft.heads import ExitConfig, TargetEnds, TargetShape, load_head
 from foredraft.heads.early_exit import load_exit, new_exit
 from foredraft.heads.saving import save_exit
 from foredraft.model import LanguageModel
+from foredraft.model.early_exit import refuse_adapter
 from foredraft.model.exits import Exit
 from foredraft.train.blocks import IGNORED
 from foredraft.train.head_kinds import MakeObjective, architectures_of
@@ -52,6 +53,8 @@ class ExitKind:
         if not 1 <= self.exit_layer < shape.num_layers:
             raise ForedraftError(f"--exit-layer must be from 1 to {shape.num_layers - 1}, not {self.exit_layer}")
         size = shape.hidden_size if self.adapter_size is None else self.adapter_size
+        if size:
+            refuse_adapter(target)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return new_exit(target, size)
