@@ -106,12 +106,12 @@ class LoadedModels:
         self.head_options = head_options or HeadOptions()
         self.source = source
         self.options = options
+        self._draft_quantization = draft_quantization
         self.draft_options = options_of_draft(draft_model, options, draft_quantization)
         # refuse an unusable draft before the target's weights are loaded
         for each, its_options in ((source, options), (draft_model, self.draft_options)):
             if each is not None and not isinstance(each, PreTrainedModel) and not _shares_encoder(each, its_options):
                 examine(each, its_options)
-        self._head_format = head_format(source, options, draft_quantization)
         # before the weights, so that the memory for building it is free again when they are loaded
         self.tokenizer = _load_tokenizer(source, tokenizer, options)
         self.target = load_model(source, options)
@@ -234,7 +234,7 @@ class LoadedModels:
     def _load_draft(self, source: ModelSource, options: LoadOptions) -> LanguageModel:
         """Load a draft model. If both models have a tokenizer, their vocabularies are compared before the weights are loaded."""
         if _shares_encoder(source, options):
-            return load_decoder_draft(os.fspath(source), self.target, options.revision, self._head_format)
+            return load_decoder_draft(os.fspath(source), self.target, options.revision, self._head_format())
         if self.tokenizer is None or isinstance(source, PreTrainedModel):
             draft = load_model(source, options)
             check_logit_width(self.target, draft)
@@ -264,7 +264,12 @@ class LoadedModels:
         if source is None or isinstance(source, PreTrainedModel):
             raise ModelError("a head must be given by its directory or hub id, not as a model object")
         options, text = self.draft_options, [] if self.tokenizer is None else self.tokenizer.encode(TEXT)
-        return attach_head(os.fspath(source), self.target, options.revision, self.head_options, self._head_format, text)
+        return attach_head(
+            os.fspath(source), self.target, options.revision, self.head_options, self._head_format(), text
+        )
+
+    def _head_format(self) -> WeightFormat:
+        return head_format(self.source, self.options, self._draft_quantization)
 
 
 def _shares_encoder(source: ModelSource, options: LoadOptions) -> bool:

@@ -142,7 +142,6 @@ def has_stack_form(hf: Any) -> bool:
     return family_of(hf) is not None
 
 
-@torch.inference_mode()
 def check_adapter(form: StackForm) -> None:
     """Raises ModelError if an exit's adapter, which is SiLU-gated, cannot follow layers of this form: one form describes both."""
     if not form.is_gated or form.activation != SILU:
@@ -151,6 +150,7 @@ def check_adapter(form: StackForm) -> None:
         )
 
 
+@torch.inference_mode()
 def _take(hf: Any, family: Family, kernels: Kernels, weight_format: WeightFormat) -> Stack:
     form = form_of(hf, family)
     taken = take_layers(hf, family, form, kernels, weight_format)
