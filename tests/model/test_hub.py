@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
+from foredraft.errors import ModelError
 from foredraft.model import hub
 
 
@@ -30,3 +32,15 @@ def test_a_model_missing_from_the_hub_has_no_configuration(monkeypatch: pytest.M
 
     monkeypatch.setattr(hub, "hf_hub_download", refuse)
     assert hub.config_of("somebody/something") == {}
+
+
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError("no connection"), OfflineModeIsEnabled("offline")])
+def test_a_hub_that_cannot_be_reached_is_reported_at_once(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further requests would each be repeated for half a minute."""
+
+    def refuse(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(hub, "hf_hub_download", refuse)
+    with pytest.raises(ModelError, match="the hub cannot be reached"):
+        hub.config_of("somebody/something")

@@ -37,11 +37,17 @@ def why_not_found(name: str, error: BaseException, revision: str | None) -> str:
         return 'no directory here and no model on the hub has that name (or it is private: "hf auth login")'
     if _has(causes, hub.RevisionNotFoundError):
         return f"the hub has no revision {revision!r} of it: give one of its branches, tags or commits"
-    if _has(causes, _OFFLINE) or any(type(one).__name__.startswith(("Connect", "ProxyError")) for one in causes):
+    if is_unreachable(error):
         return f"no directory here has that name, the cache does not hold it, and the hub cannot be reached{_offline()}"
     if _has(causes, hub.EntryNotFoundError):
         return _NO_CONFIG
     return f"no model found: {one_line(_as_exception(error))}"
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether the hub could not be reached, or must not be, and the cache does not hold the file."""
+    causes = list(_chain(error))
+    return _has(causes, _OFFLINE) or any(type(one).__name__.startswith(("Connect", "ProxyError")) for one in causes)
 
 
 def why_not_loaded(name: str, error: BaseException) -> str:
