@@ -422,12 +422,19 @@ def standard_library() -> tuple[list[str], list[str]]:
     code: set[str] = set()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         source = path.read_text(encoding="utf-8")
+        lines = source.split("\n")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 documentation.add(" ".join((ast.get_docstring(node) or "").split()))
             if isinstance(node, ast.FunctionDef) and node.col_offset == 0:
-                code.add(f"\n\n{ast.get_source_segment(source, node)}")
+                code.add(f"\n\n{_code_of(node, lines)}")
     return _of_good_length(documentation), _of_good_length(code)
+
+
+def _code_of(function: ast.FunctionDef, lines: Sequence[str]) -> str:
+    """What ast.get_source_segment gives, which splits the whole file into lines for each function."""
+    *first, last = lines[function.lineno - 1 : function.end_lineno]
+    return "\n".join([*first, last.encode()[: function.end_col_offset].decode()])
 
 
 def _of_good_length(texts: set[str]) -> list[str]:

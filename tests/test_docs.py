@@ -214,7 +214,7 @@ def fill_in(words: list[str]) -> list[str]:
     shorter = [smaller.get(before, {}).get(word, word) for before, word in pairwise(["", *words])]
     filled = [str(embedded_head(HEADS[word])) if word in HEADS else MODELS.get(word, word) for word in shorter]
     if words[1] in ("bench", "tune") and "--budget" not in words:
-        filled += ["--budget", "12s"]
+        filled += ["--budget", "3s"]
     return [*filled, "--overwrite"] if words[1] == "tune" else filled
 
 

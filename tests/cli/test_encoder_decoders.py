@@ -83,6 +83,7 @@ def test_bench_measures_translation_and_summarisation_by_default(checkpoint: Pat
     decoder = tmp_path / "decoder"
     save_decoder(new_decoder(LLM(checkpoint, method="none").target, 1), decoder, "toy")
     options = ("--num-prompts", "2", "--max-tokens", "8", "--output", tmp_path / "report", "--config", "draft_model:2")
+    options += ("--budget", "2s")
     (found,) = json_lines(run("bench", "--model", checkpoint, "--draft-model", decoder, *options, "--json"))
     assert set(found["configurations"][0]["categories"]) == {"translation", "summarisation"}
     assert run("inspect", "--model", checkpoint, "--draft-model", decoder).exit_code == 0

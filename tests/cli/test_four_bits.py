@@ -120,7 +120,7 @@ def test_tune_writes_settings_that_load_the_model(model: tuple[str, ...], tmp_pa
 
 
 def test_bench_writes_a_report(model: tuple[str, ...], tmp_path: Path) -> None:
-    options = ("--num-prompts", "2", "--max-tokens", "6", "--budget", "20s", "--output", tmp_path / "out")
+    options = ("--num-prompts", "2", "--max-tokens", "6", "--budget", "2s", "--output", tmp_path / "out")
     result = run("bench", *options, "--config", "plain", "--config", "draft_model:2", *model)
     assert result.exit_code == 0, result.stderr
     runs = [json.loads(line) for line in (tmp_path / "out" / "runs.jsonl").read_text().splitlines()]

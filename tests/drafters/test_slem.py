@@ -202,7 +202,13 @@ def test_a_third_party_model_drafts_stories_for_the_embedded_target(plain: LLM) 
     assert 1 + sum(each.num_accepted_draft_tokens for each in stats) / steps >= 2.5
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["smollm2 drafts", "gemma drafts"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(False, id="smollm2 drafts"),
+        pytest.param(True, id="gemma drafts", marks=pytest.mark.slow),
+    ],
+)
 def real_pair(request: pytest.FixtureRequest, smollm2: Path, gemma3: Path) -> LLM:
     return LLM(smollm2, gemma3) if request.param else LLM(gemma3, smollm2)
 

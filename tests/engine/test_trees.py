@@ -108,7 +108,9 @@ def test_random_trees_are_invisible(
     assert sum(stats.drafted_per_position) < stats.num_draft_tokens
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "kind", [*KINDS[:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[2:])], ids=str
+)
 @pytest.mark.parametrize(
     "method", ["draft_model", "eagle", "medusa", "pard", "peagle", "dflash", "mtp", "early_exit", "ngram", "suffix"]
 )
@@ -167,7 +169,7 @@ def test_a_shape_that_changes_every_step_is_invisible() -> None:
     assert engine.stats.num_accepted_tokens > 20
 
 
-@pytest.mark.parametrize("num_running", [1, 8])
+@pytest.mark.parametrize("num_running", [pytest.param(1, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize(
     "method",
     [
