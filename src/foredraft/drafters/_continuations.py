@@ -57,7 +57,8 @@ class HitRates:
             self._hits[place] /= 2
 
     def _place(self, match_len: int, branches: int) -> int:
-        return min(match_len, self._max_match) * (MAX_BRANCHES + 1) + min(branches, MAX_BRANCHES)
+        length = match_len if match_len < self._max_match else self._max_match  # min() takes three times as long
+        return length * (MAX_BRANCHES + 1) + (branches if branches < MAX_BRANCHES else MAX_BRANCHES)
 
 
 def _prior(match_len: int, branches: int) -> float:

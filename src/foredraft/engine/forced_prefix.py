@@ -26,7 +26,9 @@ class ForcedPrefix(NamedTuple):
     @classmethod
     def of(cls, sequence: TokenSequence, max_draft: int, shape: TreeShape | None = None) -> ForcedPrefix:
         constraint = sequence.sampler.constraint
-        if constraint is not None and not constraint.allows_drafts:
+        if constraint is None:
+            return cls(sequence, max_draft, [], shape)
+        if not constraint.allows_drafts:
             max_draft = 0
         return cls(sequence, max_draft, sequence.sampler.forced(sequence.tokens, (), max_draft), shape)
 
@@ -38,6 +40,8 @@ class ForcedPrefix(NamedTuple):
     @property
     def room(self) -> int:
         """How many more tokens the draft may have."""
+        if not self.ids:
+            return self.max_draft
         return 0 if self._ends(self.ids) else self.max_draft - len(self.ids)
 
     def fit(self, ids: Sequence[int], prob_rows: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -130,7 +130,9 @@ class AcceptanceEstimator:
 
     def record(self, bucket: int, max_draft: int, num_drafted: int, num_accepted: int) -> None:
         """Count one draft of a text in this bucket. Tokens beyond self.max_draft are not counted."""
-        requested, drafted, accepted = (min(count, self.max_draft) for count in (max_draft, num_drafted, num_accepted))
+        requested, drafted, accepted = max_draft, num_drafted, num_accepted
+        if max_draft > self.max_draft:
+            requested, drafted, accepted = (min(count, self.max_draft) for count in (requested, drafted, accepted))
         self._all.record(requested, drafted, accepted)
         self._buckets[bucket].record(requested, drafted, accepted)
 

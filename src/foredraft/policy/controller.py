@@ -10,7 +10,7 @@ from types import MappingProxyType
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step, num_counted
 from foredraft.engine.token_tree import TreeShape
-from foredraft.policy.acceptance import AcceptanceEstimator
+from foredraft.policy.acceptance import AcceptanceEstimator, AcceptanceHistory
 from foredraft.policy.base import DOES_NOT_PAY, NO_DRAFTING, Cooldowns, DraftBudget
 from foredraft.policy.budget_planner import BudgetPlanner
 from foredraft.policy.cost_model import CostModel
@@ -81,10 +81,12 @@ class Controller:
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
         if sequence.speculative_tokens is not None:
             return self._planner.fixed_budget(sequence)
-        if sequence not in self._states:
+        state = self._states.known(sequence)
+        if state is None:
             self._batch_size += 1
             self._plan_joining(sequence)
-        budget, most = self._states.of(sequence).budget, sequence.room - 1
+            state = self._states.of(sequence)
+        budget, most = state.budget, sequence.room - 1
         return budget if budget.max_draft <= most else budget._replace(max_draft=max(most, 0))
 
     def observe(self, step: Step) -> None:
@@ -202,22 +204,25 @@ class Controller:
             if not item.max_draft:
                 continue
             self._planner.add_draft()
+            history = self._states.of(item.sequence).histories[item.drafter]
             if item.shape is None:
-                self._count_chain(item, outcome, num_kept)
+                self._count_chain(item, history, outcome, num_kept)
             elif item.drafter in self._trees:
-                self._count_tree(item, item.shape, outcome, num_kept)
-            self._states.of(item.sequence).histories[item.drafter].num_read = len(item.sequence.tokens)
+                self._count_tree(item, item.shape, history, outcome, num_kept)
+            history.num_read = len(item.sequence.tokens)
 
-    def _count_chain(self, item: ScheduledSequence, outcome: Outcome, num_kept: int) -> None:
-        history = self._states.of(item.sequence).histories[item.drafter]
+    def _count_chain(
+        self, item: ScheduledSequence, history: AcceptanceHistory, outcome: Outcome, num_kept: int
+    ) -> None:
         num_accepted = min(outcome.num_accepted, num_kept)
         acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
         history.record(num_accepted, min(item.max_draft, num_accepted + 1), self._step, acceptance)
         acceptance.record(bucket, item.max_draft, num_counted(item, outcome), num_accepted)
 
-    def _count_tree(self, item: ScheduledSequence, shape: TreeShape, outcome: Outcome, num_kept: int) -> None:
+    def _count_tree(
+        self, item: ScheduledSequence, shape: TreeShape, history: AcceptanceHistory, outcome: Outcome, num_kept: int
+    ) -> None:
         """Count a tree. If a chain would have had the same first children, count those as a chain too."""
-        history = self._states.of(item.sequence).histories[item.drafter]
         acceptance, bucket = self._acceptance[item.drafter], history.bucket(self._step)
         ranks, shape = outcome.ranks[:num_kept], shape.cut(item.max_draft)
         # nodes that were wanted but not drafted count as rejected; a drafter that has moved rows may have drafted more

@@ -55,14 +55,15 @@ class CostRecorder:
         is_usual = (
             step.draft_times.keys() == self._last_drafters
             and len(step.scoring) == num_sequences
-            and all(item.num_unread == 1 for item in step.scheduled)
+            and sum([item.num_unread for item in step.scheduled]) == num_sequences
             and not step.reads_sources
         )
         if is_usual:
+            num_rows = num_sequences + sum([len(outcome.draft_ids) for outcome in step.outcomes])
             seconds = step.total_time - step.draft_time
             is_tree = any(item.shape is not None for item in step.scoring)
-            self._costs.record_step(num_sequences, step.num_rows, seconds, sampled=sampled, is_tree=is_tree)
-            if step.num_rows == num_sequences:
+            self._costs.record_step(num_sequences, num_rows, seconds, sampled=sampled, is_tree=is_tree)
+            if num_rows == num_sequences:
                 self._plain_measured_at[num_sequences, sampled] = number
         for name, seconds in step.draft_times.items():
             self._record_draft(name, seconds, step, is_usual=is_usual, sampled=sampled)

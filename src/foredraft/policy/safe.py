@@ -26,7 +26,11 @@ class SafePolicy:
         self._shield.call(self._policy, lambda: self._policy.begin(running), None)
 
     def draft_budget(self, sequence: TokenSequence) -> DraftBudget:
-        return self._shield.call(self._policy, lambda: self._policy.draft_budget(sequence), NO_DRAFTING)
+        try:  # Shield.call would take as long as the budget itself, for every sequence and step
+            return self._policy.draft_budget(sequence)
+        except Exception as error:
+            self._shield.log(self._policy, error)
+            return NO_DRAFTING
 
     def observe(self, step: Step) -> None:
         self._shield.call(self._policy, lambda: self._policy.observe(step), None)

@@ -28,6 +28,10 @@ class SequenceStates:
     def __contains__(self, sequence: TokenSequence) -> bool:
         return sequence.seq_id in self._states
 
+    def known(self, sequence: TokenSequence) -> SequenceState | None:
+        """The state of a sequence; None if it is new."""
+        return self._states.get(sequence.seq_id)
+
     def of(self, sequence: TokenSequence) -> SequenceState:
         """The state of a sequence; created if it is new."""
         state = self._states.get(sequence.seq_id)

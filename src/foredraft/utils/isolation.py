@@ -60,15 +60,20 @@ class Shield:
         try:
             return call()
         except Exception as error:
-            if id(owner) not in self._logged:
-                self._logged.add(id(owner))
-                logger.warning(
-                    "%s failed: %s; requests continue without it, and its later errors are not logged",
-                    type(owner).__name__,
-                    brief(error),
-                )
-                logger.debug("the error of %s", type(owner).__name__, exc_info=error)
+            self.log(owner, error)
             return default
+
+    def log(self, owner: object, error: Exception) -> None:
+        """Log an error of this object, unless one was logged before."""
+        if id(owner) in self._logged:
+            return
+        self._logged.add(id(owner))
+        logger.warning(
+            "%s failed: %s; requests continue without it, and its later errors are not logged",
+            type(owner).__name__,
+            brief(error),
+        )
+        logger.debug("the error of %s", type(owner).__name__, exc_info=error)
 
 
 def brief(error: Exception) -> str:
