@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import errors as hub
 from transformers import PretrainedConfig, PreTrainedModel
 
 from foredraft.errors import one_line
 from foredraft.model.checkpoint import raw_config
+from foredraft.model.hub_errors import NO_CONFIG, why_not_on_hub
 
-_NO_CONFIG = (
-    "this repository on the hub has no config.json that names an architecture: if it holds an adapter or GGUF files, give "
-    "the original model"
-)
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-_OFFLINE = (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, ConnectionError, TimeoutError)
 
 
 def why_not_found(name: str, error: BaseException, revision: str | None) -> str:
@@ -30,24 +23,7 @@ def why_not_found(name: str, error: BaseException, revision: str | None) -> str:
         return said
     if raw_config(name):
         return f"its config.json cannot be used: {' '.join(str(error).split())[:300]}"
-    causes = list(_chain(error))
-    if _has(causes, hub.GatedRepoError):
-        return 'its terms must be accepted first: do so on its page on the hub, and log in with "hf auth login"'
-    if _has(causes, hub.RepositoryNotFoundError):
-        return 'no directory here and no model on the hub has that name (or it is private: "hf auth login")'
-    if _has(causes, hub.RevisionNotFoundError):
-        return f"the hub has no revision {revision!r} of it: give one of its branches, tags or commits"
-    if is_unreachable(error):
-        return f"no directory here has that name, the cache does not hold it, and the hub cannot be reached{_offline()}"
-    if _has(causes, hub.EntryNotFoundError):
-        return _NO_CONFIG
-    return f"no model found: {one_line(_as_exception(error))}"
-
-
-def is_unreachable(error: BaseException) -> bool:
-    """Whether the hub could not be reached, or must not be, and the cache does not hold the file."""
-    causes = list(_chain(error))
-    return _has(causes, _OFFLINE) or any(type(one).__name__.startswith(("Connect", "ProxyError")) for one in causes)
+    return why_not_on_hub(error, revision)
 
 
 def why_not_loaded(name: str, error: BaseException) -> str:
@@ -66,29 +42,12 @@ def _why_not_ours(name: str, error: BaseException) -> str | None:
     if "does not recognize this architecture" in text or "Unrecognized model" in text:
         kind = raw_config(name).get("model_type")
         if kind is None and not Path(name).is_dir():
-            return _NO_CONFIG
+            return NO_CONFIG
         if kind is None:
             return "its config.json does not set model_type, which names the architecture: add it"
         known = f"transformers {transformers.__version__}"
         return f"{known} does not support the architecture {kind!r}; upgrade transformers, or use another model"
     return None
-
-
-def _offline() -> str:
-    asked = next((one for one in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(one, "0") != "0"), None)
-    if asked is not None:
-        return f" ({asked} is set); unset it, or give a directory"
-    return "; check the network, or give a directory"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _has(causes: list[BaseException], kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
-    return any(isinstance(one, kinds) for one in causes)
 
 
 def _as_exception(error: BaseException) -> Exception:

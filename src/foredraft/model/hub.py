@@ -10,7 +10,7 @@ from huggingface_hub import hf_hub_download
 
 from foredraft.errors import ModelError
 from foredraft.model.checkpoint import CONFIG, raw_config
-from foredraft.model.diagnosis import is_unreachable, why_not_found
+from foredraft.model.hub_errors import is_unreachable, why_not_on_hub
 
 
 def config_of(name: str, revision: str | None = None) -> dict[str, Any]:
@@ -26,6 +26,6 @@ def config_of(name: str, revision: str | None = None) -> dict[str, Any]:
         config = json.loads(Path(hf_hub_download(name, CONFIG, revision=revision)).read_bytes())
     except Exception as error:
         if is_unreachable(error):
-            raise ModelError(f"{name}: {why_not_found(name, error, revision)}") from error
+            raise ModelError(f"{name}: {why_not_on_hub(error, revision)}") from error
         return {}
     return config if isinstance(config, dict) else {}
