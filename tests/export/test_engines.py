@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,33 @@ def test_vocabularies_of_other_sizes_are_refused_for_vllm(tmp_path: Path) -> Non
 def test_settings_that_cannot_be_exported_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ForedraftError, match=message):
         choice_of(Settings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "message"),
+    [
+        ("vllm", "target.gguf", "cannot load .*target.gguf: give the checkpoint in Hugging Face format"),
+        ("llamacpp", "target.gguf", "llama.cpp .* cannot"),
+        ("vllm", "broken", "broken: "),
+    ],
+)
+def test_a_head_for_a_target_that_cannot_be_read_is_refused(
+    engine: str, target: str, message: str, tmp_path: Path
+) -> None:
+    gguf_files(tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    with pytest.raises(ForedraftError, match=message):
+        ENGINES[engine].export(replace(choice("eagle"), target=str(tmp_path / target)))
+
+
+def test_openvino_converts_models_of_one_name_into_two_folders(tmp_path: Path) -> None:
+    target, draft = str(tmp_path / "a" / "final"), str(tmp_path / "b" / "final")
+    text = ENGINES["openvino"].export(Choice(target, draft, ("draft_model",), 3)).text
+    assert f"--model {target} --task text-generation-with-past final-openvino" in text
+    assert f"--model {draft} --task text-generation-with-past final-draft-openvino" in text
+    assert "'final-openvino'" in text
+    assert "draft_model('final-draft-openvino'" in text
 
 
 def test_quantization_and_trees_are_reported_as_not_exported() -> None:

@@ -58,6 +58,12 @@ def test_for_other_engines_a_head_is_written_in_their_form(name: str, trained: s
     assert all(torch.equal(written.tensors[key], given.tensors[key]) for key in given.tensors)
     with pytest.raises(ForedraftError, match="is not empty: give another --head-output"):
         engine.export(with_head(trained), folder)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ForedraftError, match="file is a file: give --head-output a folder"):
+        engine.export(with_head(trained), file)
+    with pytest.raises(ForedraftError, match=r"cannot be written .*: give another --head-output"):
+        engine.export(with_head(trained), file / "folder")
 
 
 def test_a_head_in_eight_bits_is_written_in_floating_point(trained: str, tmp_path: Path) -> None:

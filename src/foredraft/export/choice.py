@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.engine.embedded_models import with_embedded_models
 from foredraft.engine.methods import NO_DRAFT, choose_methods
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, ModelError
 from foredraft.model.checkpoint import is_gguf, raw_config
 from foredraft.sampling import AUTO
 
@@ -28,7 +28,7 @@ class Choice:
 
     target, draft: hub ids or paths; draft is a draft model, a head or None. methods: names of REGISTRY; () is plain decoding.
     speculative_tokens: γ, a number above 0 or "auto"; 0 for plain decoding. most_tokens: the most that "auto" drafts. head: the
-    checkpoint that `draft` names, if the method needs a head. quantization, draft_quantization: as foredraft applies them while loading.
+    checkpoint that `draft` names, once it is loaded for a method that needs a head. quantization, draft_quantization: as foredraft applies them while loading.
     """
 
     target: str
@@ -94,11 +94,19 @@ def choice_of(settings: Settings) -> Choice:
         tokens,
         settings.max_speculative_tokens or MOST_DRAFT_TOKENS,
         settings.exit_layer,
-        head_of(target, draft) if draft is not None and any(method in HEAD_METHODS for method in methods) else None,
+        None,
         settings.quantization,
         settings.draft_quantization,
         tree == AUTO,
     )
+
+
+def with_loaded_head(choice: Choice) -> Choice:
+    """The choice with the head that its method needs. Raises ModelError, in one line, for a target or head that cannot be read."""
+    draft = choice.draft
+    if draft is None or choice.head is not None or not any(method in HEAD_METHODS for method in choice.methods):
+        return choice
+    return replace(choice, head=head_of(choice.target, draft))
 
 
 def is_gguf_name(name: str) -> bool:
@@ -124,12 +132,17 @@ def _methods(settings: Settings, draft: str | None) -> tuple[str, ...]:
 
 
 def head_of(target: str, name: str) -> HeadCheckpoint:
-    """Load the head of this name, and check it against the target's shape."""
+    """Load the head of this name, and check it against the target's shape. Raises ModelError for a target or head that cannot be read."""
     from transformers import AutoConfig
 
     from foredraft.heads import TargetShape, load_head
+    from foredraft.model.diagnosis import why_not_found
 
-    return load_head(name, TargetShape.of(AutoConfig.from_pretrained(target)))
+    try:
+        config = AutoConfig.from_pretrained(target)
+    except Exception as error:
+        raise ModelError(f"{target}: {why_not_found(target, error, None)}") from error
+    return load_head(name, TargetShape.of(config))
 
 
 def _vocab_size(config: Mapping[str, Any]) -> int:

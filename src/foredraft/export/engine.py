@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from foredraft.errors import ForedraftError
-from foredraft.export.choice import Choice, is_gguf_name
+from foredraft.export.choice import Choice, is_gguf_name, with_loaded_head
 from foredraft.export.differences import ALWAYS, DRAFTING, QUANTIZED, TREES
 from foredraft.export.heads import HeadForm, check_form, written
 
@@ -83,26 +83,28 @@ class Engine:
         Raises ForedraftError, with the reason and the nearest alternative, for a choice that the engine cannot express.
         """
         self._check_files(choice)
-        choice = self._with_head(choice, head_output)
-        translation = self._translated(choice)
+        translate = self._translation_of(choice)
+        choice = self._with_head(with_loaded_head(choice), head_output)
+        translation = translate(choice)
         differences = (*translation.differences, *self._of_choice(choice))
         text = f"# {self.title} {self.version}\n{self.render(choice, translation.fields)}"
         return Export(text if text.endswith("\n") else f"{text}\n", differences)
 
-    def _translated(self, choice: Choice) -> Translation:
+    def _translation_of(self, choice: Choice) -> Translate:
+        """The translation of the choice's methods. Raises ForedraftError for methods that the engine cannot express."""
         if not choice.methods:
-            return self.plain
+            return lambda _: self.plain
         if len(choice.methods) > 1:
             translate = self.combinations.get(frozenset(choice.methods))
             if translate is None:
                 raise self.refusal(
                     choice, f"it takes one method; the nearest alternative is one of them: --method {choice.methods[0]}"
                 )
-            return translate(choice)
+            return translate
         (method,) = choice.methods
         if method in self.refused:
             raise self.refusal(choice, self.refused[method])
-        return self.methods[method](choice)
+        return self.methods[method]
 
     def _with_head(self, choice: Choice, folder: Path | None) -> Choice:
         form = next((self.heads[method] for method in choice.methods if method in self.heads), None)

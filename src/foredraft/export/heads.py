@@ -56,7 +56,9 @@ def check_form(choice: Choice, engine: str, form: HeadForm) -> None:
 def written(choice: Choice, form: HeadForm, folder: Path) -> Choice:
     """Write the head in an engine's form to this folder -> the choice that names the folder. The choice keeps the head's known
     configuration, because the new files, read again, could be taken to mean other layers. Raises ForedraftError for a head that the
-    form cannot hold, and for a folder that is not empty."""
+    form cannot hold, and for a folder that is not empty or cannot be written."""
+    if folder.exists() and not folder.is_dir():
+        raise ForedraftError(f"{folder} is a file: give --head-output a folder")
     if folder.exists() and any(folder.iterdir()):
         raise ForedraftError(f"{folder} is not empty: give another --head-output")
     head = checkpoint_of(choice)
@@ -69,6 +71,8 @@ def written(choice: Choice, form: HeadForm, folder: Path) -> Choice:
         form.save(head, choice.target, folder)
     except ValueError as error:
         raise ForedraftError(f"{choice.draft} cannot be written in that format: {error}") from None
+    except OSError as error:
+        raise ForedraftError(f"{folder} cannot be written ({error.strerror}): give another --head-output") from None
     return replace(choice, draft=str(folder.absolute()), head=replace(head, form=form.names[0], is_quantized=False))
 
 

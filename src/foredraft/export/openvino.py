@@ -26,7 +26,7 @@ PRECISION = (
 
 
 def draft_model(choice: Choice) -> Translation:
-    draft = Code(f"openvino_genai.draft_model({_folder(choice.draft_model)!r}, 'CPU')")
+    draft = Code(f"openvino_genai.draft_model({_draft_folder(choice)!r}, 'CPU')")
     return Translation(
         {"pipeline": {"draft_model": draft}, "request": {"num_assistant_tokens": num_tokens(choice, TITLE)}},
         (GREEDY_DRAFTS, PRECISION, FIXED, PER_PIPELINE, CONVERTED),
@@ -42,8 +42,10 @@ def ngram(choice: Choice) -> Translation:
 
 def render(choice: Choice, fields: Mapping[str, Any]) -> str:
     """The pipeline, and the configuration for its `generate`, after the commands that convert models that are not converted yet."""
-    names = [choice.target, *([choice.draft] if choice.draft is not None else [])]
-    commands = [f"# {shlex.join(_conversion(name))}" for name in names if not _is_converted(name)]
+    folders = {choice.target: _folder(choice.target)}
+    if choice.draft is not None:
+        folders[choice.draft] = _draft_folder(choice)
+    commands = [f"# {shlex.join(_conversion(*pair))}" for pair in folders.items() if not _is_converted(pair[0])]
     pipeline = as_call("openvino_genai.LLMPipeline", _folder(choice.target), "CPU", **fields.get("pipeline", {}))
     lines = [*commands, "import openvino_genai", "", f"pipeline = {pipeline}"]
     lines += ["request = openvino_genai.GenerationConfig()", "request.max_new_tokens = 128"]
@@ -61,8 +63,16 @@ def _folder(name: str) -> str:
     return name if _is_converted(name) else f"{Path(name).name}-openvino"
 
 
-def _conversion(name: str) -> tuple[str, ...]:
-    return ("optimum-cli", "export", "openvino", "--model", name, "--task", "text-generation-with-past", _folder(name))
+def _draft_folder(choice: Choice) -> str:
+    """The same for the draft model, which must not overwrite a target of the same name."""
+    draft, folder = choice.draft_model, _folder(choice.draft_model)
+    if draft != choice.target and folder == _folder(choice.target):
+        return f"{Path(draft).name}-draft-openvino"
+    return folder
+
+
+def _conversion(name: str, folder: str) -> tuple[str, ...]:
+    return ("optimum-cli", "export", "openvino", "--model", name, "--task", "text-generation-with-past", folder)
 
 
 METHODS: Mapping[str, Translate] = MappingProxyType({"draft_model": draft_model, "ngram": ngram})
