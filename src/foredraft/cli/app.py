@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -14,11 +14,20 @@ from typer.core import TyperGroup
 from foredraft.errors import ForedraftError
 
 _MISTAKE, _INTERRUPTED, _PIPE_CLOSED = 2, 130, 141
+_UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
+"""A bad command line. Recent releases of typer have their own copy of click, and do not export this class."""
+_HELP_INSTEAD = "NoArgsIsHelpError"
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 class _Commands(TyperGroup):
     """A mistake of the user ends a command with one line and an exit code, never with a traceback."""
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        try:
+            return super().make_context(*args, **settings)
+        except _UsageError as error:
+            raise _in_one_line(error) from None
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -27,15 +36,22 @@ class _Commands(TyperGroup):
         except ForedraftError as error:
             typer.echo(f"error: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(_MISTAKE) from None
-        except typer.BadParameter as error:
-            typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
-            raise typer.Exit(_MISTAKE) from None
+        except _UsageError as error:
+            raise _in_one_line(error) from None
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
         except BrokenPipeError:
             _abandon_output()
             raise typer.Exit(_PIPE_CLOSED) from None
         return result
+
+
+def _in_one_line(error: Any) -> Exception:
+    """Report a bad command line -> what to raise. A command that needs arguments and gets none shows its help, as typer does."""
+    if type(error).__name__ == _HELP_INSTEAD:
+        return cast("Exception", error)
+    typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
+    return typer.Exit(_MISTAKE)
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
