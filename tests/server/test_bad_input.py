@@ -126,6 +126,8 @@ def test_bad_completion_requests_are_refused_by_field(
         ({"messages": CHAT, "store": True}, "store", "not supported"),
         ({"messages": CHAT, "modalities": ["audio"]}, "modalities", "not supported"),
         ({"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "chat_template"),
+        ({"messages": CHAT, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "'self'"),
+        ({"messages": CHAT, "chat_template_kwargs": {"tokenizer": 1}}, "chat_template_kwargs", "'tokenizer'"),
         ({"messages": CHAT, "prompt": PROMPT}, "prompt", "another route"),
     ],
     ids=lambda value: str(value)[:40],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -47,6 +48,25 @@ def test_a_prompt_can_be_scored_without_generating(client: openai.OpenAI, alone:
     assert output.prompt_logprobs is not None
     own = [next(iter(one.values())).logprob for one in output.prompt_logprobs if one]
     assert choice.logprobs.token_logprobs[1:] == pytest.approx(own)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("text", ["hello 😀😀", "😀", "hello there"])
+@pytest.mark.parametrize("has_bos", [True, False])
+def test_the_first_token_of_a_scored_prompt_is_not_a_part_of_the_others(
+    client: openai.OpenAI, alone: LLM, text: str, has_bos: bool
+) -> None:
+    """Several tokens make one character, and each of them decodes to a whole replacement character."""
+    assert alone.text_tokenizer is not None
+    ids = alone.text_tokenizer(text)["input_ids"]
+    prompt = ids if has_bos else ids[1:]
+    (scored,) = client.completions.create(model="pair", prompt=prompt, max_tokens=0, echo=True, logprobs=0).choices
+    assert scored.logprobs is not None
+    tokens = scored.logprobs.tokens
+    assert tokens is not None
+    whole = "".join(itertools.takewhile(lambda token: "\ufffd" not in token, tokens[1:]))
+    assert scored.text == text
+    assert text.startswith(tokens[0] + whole)
+    assert (tokens[0] == "") == (has_bos or text == "😀")
 
 
 def test_several_prompts_streams_and_ids_can_be_scored_too(client: openai.OpenAI, server: Running) -> None:

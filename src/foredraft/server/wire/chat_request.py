@@ -28,6 +28,9 @@ _RESERVED = {
     "continue_final_message",
     "chat_template",
     "tokenize",
+    "tokenizer",
+    "return_assistant_tokens_mask",
+    "self",
 }
 """Arguments of the template's rendering, which chat_template_kwargs must not set."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from foredraft.server.wire.completion_request import CompletionRequest
@@ -102,7 +103,7 @@ class CompletionBuilder(ResponseBuilder):
         """With the prompt's tokens in front. The first one has no log probability, since nothing precedes it."""
         assert output.prompt_logprobs is not None
         rest = self._logprobs(output.prompt_logprobs[1:], 0)
-        first_text = echoed[: len(echoed) - sum(map(len, rest.tokens))]
+        first_text = _text_before(rest.tokens, echoed)
         offset = len(first_text)
         rest = self._logprobs([*output.prompt_logprobs[1:], *tokens], offset)
         return CompletionLogprobs(
@@ -111,3 +112,12 @@ class CompletionBuilder(ResponseBuilder):
             top_logprobs=[None, *rest.top_logprobs],
             text_offset=[0, *rest.text_offset],
         )
+
+
+def _text_before(tokens: Sequence[str], text: str) -> str:
+    """The part of a text before these tokens, which are the rest of it. A token with a part of a character is as long as a whole one, so
+    the tokens before the first such token decide."""
+    whole = list(takewhile(lambda token: "\ufffd" not in token, tokens))
+    known = "".join(whole)
+    start = len(text) - len(known) if len(whole) == len(tokens) else text.find(known)
+    return text[: max(start, 0)]

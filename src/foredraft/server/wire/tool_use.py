@@ -21,6 +21,8 @@ MAX_TOOLS = 128
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of JSON Schema whose values are data, not schemas."""
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose values are schemas by name; a name may look like a keyword."""
 
 
 class CalledFunction(RequestModel):
@@ -171,6 +173,8 @@ def _rebased(schema: dict[str, Any], base: str) -> dict[str, Any]:
 def _rebased_value(key: str, value: Any, base: str) -> Any:
     if key == "$ref" and isinstance(value, str) and value.startswith("#"):
         return base + value[1:]
+    if isinstance(value, dict) and key in _BY_NAME:
+        return {name: _rebased_value("", member, base) for name, member in value.items()}
     if isinstance(value, dict) and key not in _DATA:
         return {name: _rebased_value(name, member, base) for name, member in value.items()}
     if isinstance(value, list) and key not in _DATA:
