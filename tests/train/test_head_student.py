@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from foredraft import ForedraftError
-from foredraft.heads import TargetShape, load_head
+from foredraft.heads import TargetEnds, TargetShape, load_head
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.train import DSparkKind, Eagle3Kind, MedusaKind
 from foredraft.train.head_student import new_eagle3
+from foredraft.train.unrolled_drafts import TargetStates
 from tests.model.zoo import SPECIES, random_model
 
 KINDS: dict[str, Any] = {
@@ -22,6 +23,9 @@ KINDS: dict[str, Any] = {
 }
 NARROW = {"opt"}
 """Families whose lm_head here reads fewer numbers than the layers write."""
+CAPPED = {"gemma2"}
+"""Families that cap their logits."""
+SCALES = {"granite": {"logits_scaling": 8.0}, "cohere": {"logit_scale": 0.0625}, "cohere2": {"logit_scale": 0.25}}
 
 
 def target_of(hf: Any, folder: Path) -> LanguageModel:
@@ -39,6 +43,23 @@ def test_a_new_head_for_any_family_can_be_loaded_again(family: str, tmp_path: Pa
         stored = {key: value for key, value in head.state_dict().items() if key in checkpoint.tensors}
         assert stored.keys() >= {"norm.weight"} or name == "medusa"
         assert all(torch.equal(checkpoint.tensors[key].float(), value) for key, value in stored.items())
+
+
+@pytest.mark.parametrize("family", sorted(set(SPECIES) - NARROW - CAPPED))
+def test_heads_are_trained_for_the_logits_of_the_target(family: str, tmp_path: Path) -> None:
+    """Also if it multiplies them. Medusa heads begin with them."""
+    config = SPECIES[family].config()
+    for name, value in SCALES.get(family, {}).items():
+        setattr(config, name, value)
+    hf = random_model(config)
+    target = target_of(hf, tmp_path / "target")
+    ids = torch.randint(5, 90, (1, 12), generator=torch.Generator().manual_seed(0))
+    _, final = TargetStates(target, ())(ids)
+    expected = hf(ids).logits
+    rows = TargetEnds(target.hf).logit_rows(None)
+    torch.testing.assert_close(final @ rows.T, expected, atol=1e-4, rtol=1e-4)
+    medusa = MedusaKind(num_heads=1).new(target, [[5]], seed=0)
+    torch.testing.assert_close(medusa(final[0])[:, 0], expected[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", sorted(NARROW))

@@ -145,12 +145,16 @@ def _packed(head: _Head, target: LanguageModel, weight_format: WeightFormat) -> 
 
 
 class TargetEnds:
-    """The embeddings and lm_head of a target. hf: a loaded target, in any weight format."""
+    """The embeddings and lm_head of a target. hf: a loaded target, in any weight format.
+
+    logit_scale: the factor by which the target multiplies its logits (Granite, Cohere).
+    """
 
     def __init__(self, hf: PreTrainedModel) -> None:
         self._embedding: Any = hf.get_input_embeddings()
         self._lm_head: Any = hf.get_output_embeddings()
         self._dtype = hf.dtype
+        self.logit_scale = _logit_scale(hf.config.get_text_config())
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [R] -> rows [R, hidden] of the table, before any scaling that the target's own layer applies."""
@@ -181,3 +185,15 @@ class TargetEnds:
             weight = self._lm_head(unit).T
         rows: Tensor = weight if ids is None else weight[ids]
         return rows.float().clone()
+
+    def logit_rows(self, ids: Tensor | None) -> Tensor:
+        """The same, times logit_scale: what the lm_head reads, times these rows, gives the target's logits, but for a cap or a bias."""
+        return self.lm_head_rows(ids).mul_(self.logit_scale)
+
+
+def _logit_scale(config: Any) -> float:
+    """The factor by which a target multiplies its logits, by either name that the library has for it."""
+    factor, divisor = (getattr(config, name, None) for name in ("logit_scale", "logits_scaling"))
+    return (float(factor) if isinstance(factor, int | float) else 1.0) / (
+        float(divisor) if isinstance(divisor, int | float) and divisor else 1.0
+    )

@@ -97,7 +97,7 @@ class DFlashKind:
 
     def objectives(self, head: DFlashHead, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
-        states, rows = TargetStates(target, head.config.taps), TargetEnds(target.hf).lm_head_rows(None)
+        states, rows = TargetStates(target, head.config.taps), TargetEnds(target.hf).logit_rows(None)
         return lambda loss: BlockDrafts(states, rows, self.anchor_every, self.decay, loss)
 
     def save(self, head: DFlashHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:

@@ -77,7 +77,7 @@ class ExitKind:
 
     def objectives(self, head: Exit, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
-        states, rows = TargetStates(target, (self.exit_layer,)), TargetEnds(target.hf).lm_head_rows(None)
+        states, rows = TargetStates(target, (self.exit_layer,)), TargetEnds(target.hf).logit_rows(None)
         return lambda loss: ExitDistillation(states, rows, loss)
 
     def save(self, head: Exit, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:

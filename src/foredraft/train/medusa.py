@@ -59,7 +59,7 @@ class MedusaKind:
         )
         ends = TargetEnds(target.hf)
         head = MedusaHead(config, ends.lm_head)
-        rows = lm_head_rows(target, ids)
+        rows = lm_head_rows(target, ids).mul_(ends.logit_scale)
         weights = {
             name: rows.clone() if name.startswith("lm_head") else torch.zeros(weight.shape)
             for name, weight in head.state_dict().items()
@@ -80,7 +80,7 @@ class MedusaKind:
 
     def objectives(self, head: MedusaHead, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
-        states, rows = TargetStates(target, ()), TargetEnds(target.hf).lm_head_rows(head.config.target_ids)
+        states, rows = TargetStates(target, ()), TargetEnds(target.hf).logit_rows(head.config.target_ids)
         return lambda loss: PlacedDrafts(states, rows, self.decay, loss)
 
     def save(self, head: MedusaHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:

@@ -66,7 +66,7 @@ def unrolled_objectives(
 ) -> Callable[[DistillationLoss], UnrolledDrafts]:
     """What a step of this head minimises, for each loss. num_steps, decay: see UnrolledDrafts."""
     states = TargetStates(target, head.config.taps)
-    rows = TargetEnds(target.hf).lm_head_rows(head.config.target_ids)
+    rows = TargetEnds(target.hf).logit_rows(head.config.target_ids)
     return lambda loss: UnrolledDrafts(states, rows, num_steps, decay, loss)
 
 
@@ -85,7 +85,7 @@ class TargetLaws:
 
     @classmethod
     def of(cls, final: Tensor, lm_head_rows: Tensor, next_ids: Tensor, loss: DistillationLoss) -> TargetLaws:
-        """final: [B, L, H], what the lm_head reads. lm_head_rows: [D, H]. next_ids: [B, L]"""
+        """final: [B, L, H], what the lm_head reads. lm_head_rows: [D, H], see TargetEnds.logit_rows. next_ids: [B, L]"""
         mask = next_ids != IGNORED
         is_predicted = functional.pad(mask[:, :-1], (1, 0))
         places = (is_predicted.flatten().cumsum(0) - 1).view_as(mask)
