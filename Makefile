@@ -6,7 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 # make test SLOW=1 runs the slow tests too; make test PYTEST_ARGS="-k ngram" passes further options to pytest.
 # WORKERS processes (auto: one per processor, at most 8) share the test files, and each computes with THREADS threads;
-# tests of threads set the number themselves. PYTEST_ARGS="-n 0" runs all tests in one process.
+# tests of threads set the number themselves. Files are taken in alphabetical order: xdist would take those with few tests
+# last, and the longest tests are in such files, so one process would be left with them. PYTEST_ARGS="-n 0" runs all tests
+# in one process.
 SLOW ?=
 PYTEST_ARGS ?=
 WORKERS ?= auto
@@ -44,7 +46,7 @@ models: $(STAMP)
 	@$(BIN)/python recipes/real_models.py
 
 test: $(STAMP)
-	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile \
+	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
 		$(if $(SLOW),,-m "not slow") $(PYTEST_ARGS)
 
 check: $(STAMP)
