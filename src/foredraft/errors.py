@@ -33,7 +33,7 @@ class RequestError(ForedraftError):
         self.outputs = outputs or []
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Describe another library's error in one line: its type, and the first line of its message."""
     try:
         lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]

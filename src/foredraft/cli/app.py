@@ -34,8 +34,7 @@ class _Commands(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except ForedraftError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(_MISTAKE) from None
+            raise _mistake(str(error)) from None
         except _UsageError as error:
             raise _in_one_line(error) from None
         except KeyboardInterrupt:
@@ -50,7 +49,12 @@ def _in_one_line(error: Any) -> Exception:
     """Report a bad command line -> what to raise. A command that needs arguments and gets none shows its help, as typer does."""
     if type(error).__name__ == _HELP_INSTEAD:
         return cast("Exception", error)
-    typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
+    return _mistake(error.format_message())
+
+
+def _mistake(message: str) -> typer.Exit:
+    """Report a mistake of the user in one line -> what ends the command."""
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
     return typer.Exit(_MISTAKE)
 
 

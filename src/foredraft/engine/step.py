@@ -147,7 +147,7 @@ class Step:
     @property
     def num_rows(self) -> int:
         """The number of rows of the target's pass."""
-        return sum(item.num_unread for item in self.scheduled) + sum(outcome.num_drafted for outcome in self.outcomes)
+        return sum([item.num_unread for item in self.scheduled]) + sum([one.num_drafted for one in self.outcomes])
 
     @property
     def reads_sources(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foredraft.engine.embedded_models import with_embedded_models
 from foredraft.engine.methods import NO_DRAFT, choose_methods
-from foredraft.errors import ForedraftError, ModelError
+from foredraft.errors import ForedraftError
 from foredraft.model.checkpoint import is_gguf, raw_config
 from foredraft.sampling import AUTO
 
@@ -94,10 +94,9 @@ def choice_of(settings: Settings) -> Choice:
         tokens,
         settings.max_speculative_tokens or MOST_DRAFT_TOKENS,
         settings.exit_layer,
-        None,
-        settings.quantization,
-        settings.draft_quantization,
-        tree == AUTO,
+        quantization=settings.quantization,
+        draft_quantization=settings.draft_quantization,
+        has_trees=tree == AUTO,
     )
 
 
@@ -133,16 +132,11 @@ def _methods(settings: Settings, draft: str | None) -> tuple[str, ...]:
 
 def head_of(target: str, name: str) -> HeadCheckpoint:
     """Load the head of this name, and check it against the target's shape. Raises ModelError for a target or head that cannot be read."""
-    from transformers import AutoConfig
-
     from foredraft.heads import TargetShape, load_head
-    from foredraft.model.diagnosis import why_not_found
+    from foredraft.model import LoadOptions
+    from foredraft.model.loading import load_config
 
-    try:
-        config = AutoConfig.from_pretrained(target)
-    except Exception as error:
-        raise ModelError(f"{target}: {why_not_found(target, error, None)}") from error
-    return load_head(name, TargetShape.of(config))
+    return load_head(name, TargetShape.of(load_config(target, LoadOptions())))
 
 
 def _vocab_size(config: Mapping[str, Any]) -> int:

@@ -28,7 +28,7 @@ def why_not_found(name: str, error: BaseException, revision: str | None) -> str:
 
 def why_not_loaded(name: str, error: BaseException) -> str:
     """Explain what the library raised while it read the weights."""
-    return _why_not_ours(name, error) or f"the checkpoint cannot be loaded: {one_line(_as_exception(error))}"
+    return _why_not_ours(name, error) or f"the checkpoint cannot be loaded: {one_line(error)}"
 
 
 def _why_not_ours(name: str, error: BaseException) -> str | None:
@@ -48,10 +48,6 @@ def _why_not_ours(name: str, error: BaseException) -> str | None:
         known = f"transformers {transformers.__version__}"
         return f"{known} does not support the architecture {kind!r}; upgrade transformers, or use another model"
     return None
-
-
-def _as_exception(error: BaseException) -> Exception:
-    return error if isinstance(error, Exception) else RuntimeError(str(error))
 
 
 def why_half_loaded(name: str, config: PretrainedConfig, report: dict[str, Any]) -> str | None:

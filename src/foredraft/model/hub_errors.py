@@ -30,7 +30,7 @@ def why_not_on_hub(error: BaseException, revision: str | None) -> str:
         return f"no directory here has that name, the cache does not hold it, and the hub cannot be reached{_offline()}"
     if _has(causes, hub.EntryNotFoundError):
         return NO_CONFIG
-    return f"no model found: {one_line(error if isinstance(error, Exception) else RuntimeError(str(error)))}"
+    return f"no model found: {one_line(error)}"
 
 
 def is_unreachable(error: BaseException) -> bool:

@@ -59,7 +59,7 @@ class CostRecorder:
             and not step.reads_sources
         )
         if is_usual:
-            num_rows = num_sequences + sum([len(outcome.draft_ids) for outcome in step.outcomes])
+            num_rows = step.num_rows
             seconds = step.total_time - step.draft_time
             is_tree = any(item.shape is not None for item in step.scoring)
             self._costs.record_step(num_sequences, num_rows, seconds, sampled=sampled, is_tree=is_tree)
