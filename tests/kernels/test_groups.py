@@ -100,11 +100,12 @@ def test_the_largest_codes_do_not_saturate(kernels: Kernels, bits: int, group: i
             assert error(kernels, weight, x) < 1e-7
 
 
+@pytest.mark.parametrize("k", [256, 6400])  # with AVX2, blocks of rows multiply 6,400 inputs part by part
 @by_layout
 def test_a_row_has_the_same_bits_in_every_batch_and_number_of_threads(
-    kernels: Kernels, layout: tuple[int, int, bool, Tensor | None]
+    kernels: Kernels, layout: tuple[int, int, bool, Tensor | None], k: int
 ) -> None:
-    matrix = kernels.pack(random_weight(200, 2, layout), torch.randn(200))
+    matrix = kernels.pack(random_weight(200, k // layout[1], layout), torch.randn(200))
     x = random_rows(70, matrix.in_features)
     whole = kernels.linear(matrix, x)
     for num_threads in (1, 2, 3):

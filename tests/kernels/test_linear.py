@@ -17,6 +17,7 @@ from foredraft.model.packed import Int8Linear, NativeLinear
 ROW_COUNTS = range(1, 71)
 by_format = pytest.mark.parametrize("weight_format", [unquantized, quantize_int8])
 SHAPES = [(1, 1), (3, 2), (64, 4), (65, 17), (100, 67), (320, 33), (63, 300)]
+PARTS = (70, 3100)  # with AVX2, several blocks of rows multiply a group of such long outputs part by part
 
 
 def random_matrix(n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -53,6 +54,13 @@ def test_int8_products_of_any_shape_are_exact(
         assert torch.equal(native, Int8Linear(quantize_int8(weight), bias if has_bias else None)(x))
     if not has_bias:
         assert torch.equal(native, linear_int8(weight, x))
+
+
+@pytest.mark.parametrize("num_rows", [9, 60])
+def test_int8_products_of_long_rows_are_exact(kernels: Kernels, num_rows: int) -> None:
+    weight, _ = random_matrix(*PARTS)
+    x = random_rows(num_rows, PARTS[1])
+    assert torch.equal(kernels.linear(kernels.pack(quantize_int8(weight)), x), linear_int8(weight, x))
 
 
 @pytest.mark.parametrize("k", [50_001, 66_400, 130_000])
@@ -99,7 +107,7 @@ def test_rows_too_small_for_a_scale_give_almost_zero(kernels: Kernels, largest: 
 
 
 @by_format
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, PARTS], ids=str)
 def test_a_row_has_the_same_bits_in_every_batch_and_number_of_threads(
     kernels: Kernels, shape: tuple[int, int], weight_format: WeightFormat
 ) -> None:

@@ -273,12 +273,18 @@ F32x16 gather_ps(Mask16 mask, const float* from, const int64_t* places) {
 
 // -------------------------------------------------------------------------------------------------------- inner loops
 
-// The place in a packed group of the `step`-th unit of inputs of output j: all inputs of 16 outputs come before those of the next
-// 16.
-int64_t packed_place(int64_t j, int64_t step, int64_t num_steps) { return (j / 16 * num_steps + step) * 16 + j % 16; }
+constexpr int BESIDE = 16;              // outputs that are stored together: all their inputs come before those of the next outputs
 
-// Sums of R rows for the 64 outputs of a group, V vectors of eight outputs at a time: always four to twelve sums, which hide the
-// latency of additions and leave registers for the weights.
+// The place in a packed group of the `step`-th unit of inputs of output j.
+int64_t packed_place(int64_t j, int64_t step, int64_t num_steps) { return (j / BESIDE * num_steps + step) * BESIDE + j % BESIDE; }
+
+constexpr int64_t PART_LIMIT = 192 << 10;  // two such parts fit into a second-level cache of 512 KB
+
+// The number of parts in which blocks of rows multiply a group of weights of so many bytes in turn.
+int parts_of_group(int64_t bytes) { return bytes > PART_LIMIT ? GROUP / BESIDE : 1; }
+
+// Sums of R rows for the outputs of a group, or of a part, V vectors of eight outputs at a time: always four to twelve sums, which hide
+// the latency of additions and leave registers for the weights.
 
 constexpr int VECTORS_OF_SIXTEEN = 2;
 
@@ -326,10 +332,10 @@ template <int R>
 constexpr bool FETCHES_PAGES = R <= 2;
 
 template <int R>
-NOINLINE void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+NOINLINE void tile_int8(int64_t k, int outputs, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     constexpr int V = 2;
     const int64_t sixteen = round_up(k, 2) * 16;
-    for (int first = 0; first < GROUP / 8; first += V) {
+    for (int first = 0; first < outputs / 8; first += V) {
         const char *at = vector_at(weights, sixteen, 16, first), *x = in;
         __m256i sums[R][V];
 #pragma GCC unroll 8
@@ -363,11 +369,11 @@ NOINLINE void tile_int8(int64_t k, const char* weights, const char* in, int64_t 
 }
 
 template <int R>
-NOINLINE void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+NOINLINE void tile_bf16(int64_t k, int outputs, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     constexpr int V = R == 1 ? 8 : R == 2 ? 4 : 2;
     const int64_t sixteen = round_up(k, 2) * 32;
     const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
-    for (int first = 0; first < GROUP / 8; first += V) {
+    for (int first = 0; first < outputs / 8; first += V) {
         const char* at = vector_at(weights, sixteen, 32, first);
         __m256 sums[R][V];
 #pragma GCC unroll 8
@@ -408,7 +414,6 @@ NOINLINE void tile_bf16(int64_t k, const char* weights, const char* in, int64_t 
 
 using GroupWhole4 = int8_t;             // a row's number for weights of four bits
 using GroupWhole8 = int16_t;            // for weights of eight bits
-constexpr int BESIDE = 16;              // outputs that are stored together: all their inputs come before those of the next outputs
 constexpr int EIGHT_BIT_ZERO = 0;       // the code of 0 among packed codes of eight bits, and among levels
 
 // Sums of up to eight pairs of products of codes 0 .. 15 fit 16 bits.
@@ -547,12 +552,12 @@ __m256 load_eight_scales(const char* from, int64_t scale_bytes) {
 
 // in: R rows of integers. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
 template <int R, int KIND>
-NOINLINE void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+NOINLINE void tile_groups(const Groups& g, int outputs, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     constexpr int V = 2, VECTOR = KIND == INT8_GROUPS ? 16 : 32;  // bytes of eight outputs in a line
     const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), lines = 2 * VECTOR * g.steps;
     const int64_t sixteen = g.count * (heads + lines), inputs = KIND == INT4_GROUPS || KIND == LEVEL_GROUPS ? 8 * g.steps : 4 * g.steps;
     const __m256i table = KIND == LEVEL_GROUPS ? _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)g.levels)) : _mm256_setzero_si256();
-    for (int first = 0; first < GROUP / 8; first += V) {
+    for (int first = 0; first < outputs / 8; first += V) {
         const char *at = vector_at(weights, sixteen, VECTOR, first), *x = in, *constants = in + g.constants_at;
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)

@@ -129,11 +129,14 @@ F32x16 gather_ps(Mask16 mask, const float* from, const int64_t* places) {
 // The place in a packed group of the `step`-th unit of inputs of output j.
 int64_t packed_place(int64_t j, int64_t step, int64_t) { return step * GROUP + j; }
 
+// A group is multiplied as a whole: its outputs are stored side by side.
+int parts_of_group(int64_t) { return 1; }
+
 // Sums of R rows for the 64 outputs of a group. The loops over them are unrolled by pragmas: otherwise GCC 12 keeps the sums in
 // memory, at half the speed. Sums take 24 of the 32 registers.
 
 template <int R>
-void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+void tile_int8(int64_t k, int, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     I512 sums[R][4];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -159,7 +162,7 @@ void tile_int8(int64_t k, const char* weights, const char* in, int64_t stride, P
 }
 
 template <int R>
-void tile_bf16(int64_t k, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+void tile_bf16(int64_t k, int, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     F32x16 sums[R][4];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -209,7 +212,7 @@ I512 start_of_sums(const Groups&, I512 correction) { return correction; }
 
 // in: R rows of int8. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
 template <int R, int KIND>
-void tile_groups(const Groups& g, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
+void tile_groups(const Groups& g, int, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), stream = g.count * (heads + 4 * BESIDE * g.steps);
     const I512 low_bits = _mm512_set1_epi8(15);
     const __m128i levels = KIND == LEVEL_GROUPS ? _mm_xor_si128(_mm_loadu_si128((const __m128i*)g.levels), _mm_set1_epi8((char)EIGHT_BIT_ZERO)) : _mm_setzero_si128();

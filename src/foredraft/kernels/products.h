@@ -19,7 +19,8 @@ namespace {
 
 constexpr int ROWS = 6;           // rows of a tile
 constexpr int PREFETCH = 4096;    // bytes ahead: past the end of the page, at which the hardware's prefetcher stops
-constexpr int64_t IN_CACHE = 384 << 10;  // the most bytes of a group for which the next one fits into the second-level cache too
+constexpr int64_t IN_CACHE = 384 << 10;  // the most bytes of weights for which the next ones fit into the second-level cache too
+constexpr int BLOCKS_AT_ONCE = 8;        // of rows, which multiply a part of a group in turn
 
 int64_t group_bytes(const Matrix& m) {
     if (has_groups(m)) return GROUP / BESIDE * groups_of(m).count * block_bytes(m);
@@ -166,13 +167,13 @@ ReadNormed normed(const float* from, const float* weight, int64_t k, float epsil
 // ----------------------------------------------------------------------------------------------------------- products
 
 // Scales integer sums to numbers, in place.
-void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t first, float (*out)[GROUP]) {
+void rescale(const Matrix& m, const Rows& x, int64_t row, int64_t num_rows, int64_t first, float (*out)[GROUP]) {
     for (int p = 0; p < 4; p++) {
         const int64_t o = first + 16 * p;
         const Mask16 mask = o < m.n ? lanes(m.n - o) : 0;
         const I512 correction = maskz_loadu_epi32(mask, m.corrections + o);
         const F32x16 scale = maskz_loadu_ps(mask, m.scales + o);
-        for (int r = 0; r < num_rows; r++) {
+        for (int64_t r = 0; r < num_rows; r++) {
             const F32x16 product = cvtepi32_ps(sub_epi32(load_si512(out[r] + 16 * p), correction));
             const F32x16 both = mul_ps(scale, set1_ps(x.scales[row + r]));
             store_ps(out[r] + 16 * p, mul_ps(product, both));
@@ -180,23 +181,28 @@ void rescale(const Matrix& m, const Rows& x, int64_t row, int num_rows, int64_t 
     }
 }
 
-// The first block of rows reads its group of outputs from memory, later blocks read it from the cache. To keep the memory busy
-// meanwhile, every block fetches its part of the next group; if two groups do not fit, the first block fetches its own.
-Prefetch prefetch_for(const Matrix& m, const char* weights, int64_t block, int64_t num_blocks) {
-    const int64_t bytes = group_bytes(m);
-    if (num_blocks > 1 && bytes <= IN_CACHE) return {weights + bytes + bytes * block / num_blocks, (64 + num_blocks - 1) / num_blocks};
-    if (block > 0) return {weights, 0};
+// Which of the blocks of rows that multiply the same weights in turn.
+struct Turn {
+    int64_t block, num_blocks;
+};
+
+// The first block of rows reads its weights from memory, later blocks read them from the cache. To keep the memory busy meanwhile, every
+// block fetches its part of the next weights; if they do not fit beside these, the first block fetches its own. bytes: of these weights
+Prefetch prefetch_for(const char* weights, int64_t bytes, const Turn& turn) {
+    if (turn.num_blocks > 1 && bytes <= IN_CACHE)
+        return {weights + bytes + bytes * turn.block / turn.num_blocks, (64 + turn.num_blocks - 1) / turn.num_blocks};
+    if (turn.block > 0) return {weights, 0};
     return {weights + PREFETCH, 64};
 }
 
 template <int R>
-void tile_of_kind(const Matrix& m, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP]) {
+void tile_of_kind(const Matrix& m, int outputs, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP]) {
     switch (m.kind) {
-        case BF16: return tile_bf16<R>(m.k, weights, in, stride, ahead, out);
-        case INT8: return tile_int8<R>(m.k, weights, in, stride, ahead, out);
-        case INT4_GROUPS: return tile_groups<R, INT4_GROUPS>(groups_of(m), weights, in, stride, ahead, out);
-        case LEVEL_GROUPS: return tile_groups<R, LEVEL_GROUPS>(groups_of(m), weights, in, stride, ahead, out);
-        default: return tile_groups<R, INT8_GROUPS>(groups_of(m), weights, in, stride, ahead, out);
+        case BF16: return tile_bf16<R>(m.k, outputs, weights, in, stride, ahead, out);
+        case INT8: return tile_int8<R>(m.k, outputs, weights, in, stride, ahead, out);
+        case INT4_GROUPS: return tile_groups<R, INT4_GROUPS>(groups_of(m), outputs, weights, in, stride, ahead, out);
+        case LEVEL_GROUPS: return tile_groups<R, LEVEL_GROUPS>(groups_of(m), outputs, weights, in, stride, ahead, out);
+        default: return tile_groups<R, INT8_GROUPS>(groups_of(m), outputs, weights, in, stride, ahead, out);
     }
 }
 
@@ -209,46 +215,65 @@ void fetch_scales(const Matrix& m, int64_t first) {
 }
 
 template <int R = ROWS>
-void any_tile(const Matrix& m, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP], int num_rows) {
-    if (num_rows >= R) return tile_of_kind<R>(m, weights, in, stride, ahead, out);
-    if constexpr (R > 1) any_tile<R - 1>(m, weights, in, stride, ahead, out, num_rows);
+void any_tile(const Matrix& m, int outputs, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP], int num_rows) {
+    if (num_rows >= R) return tile_of_kind<R>(m, outputs, weights, in, stride, ahead, out);
+    if constexpr (R > 1) any_tile<R - 1>(m, outputs, weights, in, stride, ahead, out, num_rows);
 }
 
-void add_bias(const Matrix& m, int num_rows, int64_t first, float (*out)[GROUP]) {
+void add_bias(const Matrix& m, int64_t num_rows, int64_t first, float (*out)[GROUP]) {
     for (int p = 0; p < 4; p++) {
         const int64_t o = first + 16 * p;
         const F32x16 bias = maskz_loadu_ps(o < m.n ? lanes(m.n - o) : 0, m.bias + o);
-        for (int r = 0; r < num_rows; r++) store_ps(out[r] + 16 * p, add_ps(load_ps(out[r] + 16 * p), bias));
+        for (int64_t r = 0; r < num_rows; r++) store_ps(out[r] + 16 * p, add_ps(load_ps(out[r] + 16 * p), bias));
     }
 }
 
-// Multiplies the rows of a block, from `row` on, by the 64 outputs of a group. tiles: null: without tiles
-void multiply(const Matrix& m, int64_t group, const Rows& x, int64_t row, int num_rows, int64_t block, int64_t num_blocks, Tiles* tiles,
+// The rows of a product, divided into blocks of nearly the same size.
+struct Blocks {
+    int64_t num_rows, count;
+    int64_t first_row(int64_t block) const { return num_rows * block / count; }
+};
+
+// Multiplies the rows of blocks first .. last - 1 by a group of weights. They take turns at each part of the group, which therefore stays
+// in the cache. tiles: null: without tiles
+void multiply(const Matrix& m, int64_t group, int parts, const Rows& x, const Blocks& blocks, int64_t first, int64_t last, Tiles* tiles,
               float (*out)[GROUP]) {
-    const int64_t first = group * GROUP;
-    const char *weights = (const char*)m.weights + group * group_bytes(m), *in = (const char*)x.row(row);
-    const Prefetch ahead = prefetch_for(m, weights, block, num_blocks);
-    if (m.kind == INT8) fetch_scales(m, first);
-    if (tiles != nullptr) tiles->multiply(m, weights, in, x.stride, ahead, out, num_rows, block, num_blocks);
-    else any_tile(m, weights, in, x.stride, ahead, out, num_rows);
-    if (m.kind == INT8) rescale(m, x, row, num_rows, first, out);
-    if (m.bias != nullptr) add_bias(m, num_rows, first, out);
+    const int64_t bytes = group_bytes(m) / parts;
+    const int outputs = GROUP / parts;
+    for (int part = 0; part < parts; part++)
+        for (int64_t block = first; block < last; block++) {
+            const int64_t row = blocks.first_row(block);
+            const int num_rows = (int)(blocks.first_row(block + 1) - row);
+            const Turn turn = parts > 1 ? Turn{block - first, last - first} : Turn{block, blocks.count};
+            const char *weights = (const char*)m.weights + (group * parts + part) * bytes, *in = (const char*)x.row(row);
+            const Prefetch ahead = prefetch_for(weights, bytes, turn);
+            float (*sums)[GROUP] = (float (*)[GROUP])(out[row - blocks.first_row(first)] + outputs * part);
+            if (tiles != nullptr) tiles->multiply(m, weights, in, x.stride, ahead, sums, num_rows, turn.block, turn.num_blocks);
+            else any_tile(m, outputs, weights, in, x.stride, ahead, sums, num_rows);
+        }
 }
 
 // Computes the thread's share of a product's groups; finish(row, first output, how many, 64 sums) receives each row of a group.
 template <class Finish>
 void product(const Matrix& m, const Rows& x, int64_t num_rows, const Team& team, const Finish& finish) {
-    alignas(ALIGN) float out[std::max(ROWS, MOST_TILED_ROWS)][GROUP];
+    alignas(ALIGN) float out[std::max(ROWS * BLOCKS_AT_ONCE, MOST_TILED_ROWS)][GROUP];
     int64_t first, last;
     team.share((m.n + GROUP - 1) / GROUP, first, last);
     Tiles tiles(m);
     const bool by_tiles = uses_tiles(m, num_rows);
-    const int64_t most_rows = by_tiles ? most_tiled_rows(m) : ROWS, num_blocks = (num_rows + most_rows - 1) / most_rows;
+    const int64_t most_rows = by_tiles ? most_tiled_rows(m) : ROWS;
+    const Blocks blocks{num_rows, (num_rows + most_rows - 1) / most_rows};
+    const int parts = by_tiles || blocks.count == 1 ? 1 : parts_of_group(group_bytes(m));
+    const int64_t at_once = parts == 1 ? 1 : BLOCKS_AT_ONCE;
     for (int64_t group = first; group < last; group++) {
         const int64_t o = group * GROUP, count = m.n - o < GROUP ? m.n - o : GROUP;
-        for (int64_t block = 0; block < num_blocks; block++) {
-            const int64_t begin = num_rows * block / num_blocks, end = num_rows * (block + 1) / num_blocks;
-            multiply(m, group, x, begin, (int)(end - begin), block, num_blocks, by_tiles ? &tiles : nullptr, out);
+        for (int64_t block = 0; block < blocks.count; block += at_once) {
+            const int64_t end_block = std::min(blocks.count, block + at_once);
+            const int64_t begin = blocks.first_row(block), end = blocks.first_row(end_block);
+            if (m.kind == INT8) fetch_scales(m, o);
+            multiply(m, group, parts, x, blocks, block, end_block, by_tiles ? &tiles : nullptr, out);
+            if (m.kind == INT8) rescale(m, x, begin, end - begin, o, out);
+            if (m.bias != nullptr) add_bias(m, end - begin, o, out);
             for (int64_t r = begin; r < end; r++) finish(r, o, count, out[r - begin]);
         }
     }
