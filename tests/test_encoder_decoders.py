@@ -57,7 +57,12 @@ def texts(llm: LLM, prompts: Sequence[Sequence[int]], **params: Any) -> list[lis
     return [list(text.token_ids) for output in outputs for text in output.outputs]
 
 
-@pytest.mark.parametrize("name", ENCODER_DECODERS)
+QUICK = {"t5", "bart", "m2m_100", "t5gemma"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ENCODER_DECODERS]
+)
 def test_greedy_text_is_that_of_generate_with_every_drafter(name: str) -> None:
     model, prompts = made(name), sources(20)
     expected = [of_generate(model, source, suppress_tokens=PADDING)[1:] for source in prompts]

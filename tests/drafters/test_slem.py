@@ -206,13 +206,14 @@ def test_a_third_party_model_drafts_stories_for_the_embedded_target(plain: LLM) 
     scope="module",
     params=[
         pytest.param(False, id="smollm2 drafts"),
-        pytest.param(True, id="gemma drafts", marks=pytest.mark.slow),
+        pytest.param(True, id="gemma drafts"),
     ],
 )
 def real_pair(request: pytest.FixtureRequest, smollm2: Path, gemma3: Path) -> LLM:
     return LLM(smollm2, gemma3) if request.param else LLM(gemma3, smollm2)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 @pytest.mark.parametrize("params", KINDS, ids=str)
 def test_real_models_draft_for_each_other(real_pair: LLM, params: dict[str, Any]) -> None:

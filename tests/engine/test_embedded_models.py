@@ -61,7 +61,13 @@ def test_the_head_for_a_target_is_found_by_name_or_configuration(tmp_path: Path)
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param({"temperature": 0.0}, id="greedy", marks=pytest.mark.slow),
+        pytest.param({"temperature": 0.8, "seed": 5}, id="seeded"),
+    ],
+)
 def test_the_head_for_smollm2_drafts_and_does_not_change_the_text(smollm2: Path, params: dict[str, Any]) -> None:
     llm = LLM(smollm2, method="eagle", num_threads=1, speculative_tokens=4)
     wanted = SamplingParams(max_tokens=48, **params)

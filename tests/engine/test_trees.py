@@ -4,7 +4,7 @@ are also counted, pruned and refused correctly."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -108,12 +108,17 @@ def test_random_trees_are_invisible(
     assert sum(stats.drafted_per_position) < stats.num_draft_tokens
 
 
-@pytest.mark.parametrize(
-    "kind", [*KINDS[:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[2:])], ids=str
-)
-@pytest.mark.parametrize(
-    "method", ["draft_model", "eagle", "medusa", "pard", "peagle", "dflash", "mtp", "early_exit", "ngram", "suffix"]
-)
+METHODS = ("draft_model", "eagle", "medusa", "pard", "peagle", "dflash", "mtp", "early_exit", "ngram", "suffix")
+
+
+def _methods_and_kinds() -> Iterator[Any]:
+    """Every pair; the quick ones are each method with one of the first two kinds."""
+    for i, method in enumerate(METHODS):
+        for j, kind in enumerate(KINDS):
+            yield pytest.param(method, kind, marks=[] if j == i % 2 else pytest.mark.slow, id=f"{method}-{kind}")
+
+
+@pytest.mark.parametrize(("method", "kind"), _methods_and_kinds())
 def test_trees_of_every_method_are_invisible(method: str, kind: dict[str, Any]) -> None:
     """Alone, and in a batch with requests for chains and for fewer draft tokens."""
     settings: dict[str, Any] = fitted_settings(method) if method in {"eagle", "medusa", "mtp"} else {}

@@ -108,7 +108,13 @@ def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("name", ["two heads", pytest.param("mistral", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("parents", [[-1, 0, 0, 1, 2], [-1, 0, 1, 1, 2, 2, 3]], ids=["two branches", "behind a stem"])
+@pytest.mark.parametrize(
+    "parents",
+    [
+        pytest.param([-1, 0, 0, 1, 2], id="two branches"),
+        pytest.param([-1, 0, 1, 1, 2, 2, 3], id="behind a stem", marks=pytest.mark.slow),
+    ],
+)
 def test_a_tree_row_has_the_bits_of_its_chain(name: str, parents: list[int]) -> None:
     """Also beside another sequence's chain. The cache keeps the path of the text, from which the next pass continues."""
     model, history = loaded(name, True), random_tokens(WINDOW + 1)
