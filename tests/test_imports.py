@@ -25,6 +25,7 @@ LAYERS = (
         "utils.machine",
         "utils.prefix",
         "utils.startup",
+        "utils.units",
         "utils.tensors",
         "engine.fairness",
     },

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Sized
 from foredraft.engine.sources import Source
 from foredraft.errors import ForedraftError, PromptLengthError, shown
 from foredraft.sampling import SamplingParams
+from foredraft.utils.units import bytes_text
 
 
 def check_prompt(prompt: Sequence[int], params: SamplingParams, vocab_size: int, context_len: int) -> None:
@@ -52,8 +53,8 @@ def check_memory(num_tokens: int, num_bytes: int, budget: int) -> None:
     """Check that a text fits into the cache. num_bytes: the size of its num_tokens. budget: the size of the cache in bytes."""
     if num_bytes > budget:
         raise ForedraftError(
-            f"{num_tokens} tokens take {num_bytes / 2**20:.0f} MiB of cache, but the budget is "
-            f"{budget / 2**20:.0f} MiB: raise cache_memory or lower max_tokens"
+            f"{num_tokens} tokens take {bytes_text(num_bytes)} of cache, but the budget is {bytes_text(budget)}: "
+            "raise cache_memory or lower max_tokens"
         )
 
 

@@ -11,6 +11,7 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step, num_counted
 from foredraft.policy.base import DraftBudget, Policy
 from foredraft.utils.arguments import check_thresholds
+from foredraft.utils.units import bytes_text
 
 logger = logging.getLogger("foredraft")
 
@@ -91,8 +92,8 @@ class Guard:
     def _check_memory(self, name: str, max_bytes: int, step: Step) -> None:
         num_bytes = getattr(self.drafters[name], "bytes_held", 0)
         if num_bytes > max_bytes:
-            measured = f"it held {_mebibytes(num_bytes)} of cache memory and has given it up"
-            self._cross(name, HIGH_MEMORY, measured, _mebibytes(max_bytes), step)
+            measured = f"it held {bytes_text(num_bytes)} of cache memory and has given it up"
+            self._cross(name, HIGH_MEMORY, measured, bytes_text(max_bytes), step)
 
     def _cross(self, name: str, threshold: str, measured: str, limit: str, step: Step) -> None:
         """Start a drafter's cooldown. It must not hold memory meanwhile, so it forgets every sequence."""
@@ -137,7 +138,3 @@ class _Window:
     def clear(self) -> None:
         self._drafts.clear()
         self.num_drafted = self._num_accepted = 0
-
-
-def _mebibytes(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB"

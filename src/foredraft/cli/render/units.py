@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from foredraft.utils import units
+
 
 def number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
@@ -12,9 +14,4 @@ def milliseconds_text(seconds: float | None) -> str:
 
 
 def bytes_text(amount: int | None) -> str:
-    if amount is None:
-        return "unknown"
-    value, units = float(amount), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
+    return "unknown" if amount is None else units.bytes_text(amount)

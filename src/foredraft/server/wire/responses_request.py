@@ -96,8 +96,8 @@ class ResponsesRequest(SamplingFields):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         formats = self._formats
-        if self.input == []:
-            raise ValueError("input is empty: give a text, or at least one item")
+        if not self._input_messages:
+            raise ValueError("input has no message: give a text, or at least one item besides reasoning")
         if self.tool_use.is_forced and formats:
             raise ValueError(f"tool_choice and {formats[0]} both constrain the form of the text: give one of them")
         if self._format is not None and formats[1:]:
