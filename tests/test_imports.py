@@ -25,8 +25,8 @@ LAYERS = (
         "utils.machine",
         "utils.prefix",
         "utils.startup",
-        "utils.units",
         "utils.tensors",
+        "utils.units",
         "engine.fairness",
     },
     {
