@@ -22,6 +22,7 @@ from foredraft.train.blocks import IGNORED
 from foredraft.train.head_student import new_block_head, rarest_id
 from foredraft.train.losses import DistillationLoss, TargetDistribution, distillation_loss
 from foredraft.train.records import read_log
+from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetStates
 from tests.train.test_head_training import head
 
@@ -77,7 +78,7 @@ def test_the_loss_compares_every_position_with_the_target(target: LanguageModel,
     next_ids[1, -3:] = IGNORED
     next_ids[0, 2:4] = IGNORED  # given tokens are read but not predicted
     rows = target.hf.get_output_embeddings().weight.detach()  # type: ignore[union-attr]
-    objective = BlockDrafts(TargetStates(target, (1, 2)), rows, 2, 0.5, DistillationLoss("kl", 0.7))
+    objective = BlockDrafts(TargetStates(target, (1, 2)), TargetLogits(rows), 2, 0.5, DistillationLoss("kl", 0.7))
     sums = objective(student, ids, next_ids, 0.0)
     assert sums.num_rows == int((next_ids != IGNORED).sum())
     expected = loss_by_hand(target, student, ids, next_ids, 2, 0.5)

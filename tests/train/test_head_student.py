@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PhiConfig
 
 from foredraft import ForedraftError
-from foredraft.heads import TargetEnds, TargetShape, load_head
+from foredraft.heads import TargetShape, load_head
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.train import DSparkKind, Eagle3Kind, MedusaKind
 from foredraft.train.head_student import new_eagle3
+from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetStates
 from tests.model.zoo import SPECIES, random_model
 
@@ -23,8 +26,6 @@ KINDS: dict[str, Any] = {
 }
 NARROW = {"opt"}
 """Families whose lm_head here reads fewer numbers than the layers write."""
-CAPPED = {"gemma2"}
-"""Families that cap their logits."""
 SCALES = {"granite": {"logits_scaling": 8.0}, "cohere": {"logit_scale": 0.0625}, "cohere2": {"logit_scale": 0.25}}
 
 
@@ -45,21 +46,36 @@ def test_a_new_head_for_any_family_can_be_loaded_again(family: str, tmp_path: Pa
         assert all(torch.equal(checkpoint.tensors[key].float(), value) for key, value in stored.items())
 
 
-@pytest.mark.parametrize("family", sorted(set(SPECIES) - NARROW - CAPPED))
-def test_heads_are_trained_for_the_logits_of_the_target(family: str, tmp_path: Path) -> None:
-    """Also if it multiplies them. Medusa heads begin with them."""
+@pytest.mark.parametrize("ids", [None, torch.arange(3, 90, 4)], ids=["all ids", "some ids"])
+@pytest.mark.parametrize("family", sorted(set(SPECIES) - NARROW))
+def test_heads_are_trained_for_the_logits_of_the_target(family: str, ids: Tensor | None, tmp_path: Path) -> None:
+    """Also if it multiplies or caps them. Medusa heads begin with them, but for a cap."""
     config = SPECIES[family].config()
     for name, value in SCALES.get(family, {}).items():
         setattr(config, name, value)
     hf = random_model(config)
     target = target_of(hf, tmp_path / "target")
-    ids = torch.randint(5, 90, (1, 12), generator=torch.Generator().manual_seed(0))
-    _, final = TargetStates(target, ())(ids)
-    expected = hf(ids).logits
-    rows = TargetEnds(target.hf).logit_rows(None)
-    torch.testing.assert_close(final @ rows.T, expected, atol=1e-4, rtol=1e-4)
-    medusa = MedusaKind(num_heads=1).new(target, [[5]], seed=0)
-    torch.testing.assert_close(medusa(final[0])[:, 0], expected[0], atol=1e-4, rtol=1e-4)
+    text = torch.randint(5, 90, (1, 12), generator=torch.Generator().manual_seed(0))
+    _, final = TargetStates(target, ())(text)
+    expected = hf(text).logits[0]
+    logits = TargetLogits.of(target, ids)
+    torch.testing.assert_close(logits(final[0]), expected if ids is None else expected[:, ids], atol=1e-4, rtol=1e-4)
+    if ids is None and not logits.softcap:
+        medusa = MedusaKind(num_heads=1).new(target, [[5]], seed=0)
+        torch.testing.assert_close(medusa(final[0])[:, 0], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # bfloat16 matrices are packed: their weights are not kept
+def test_heads_are_trained_for_the_bias_of_the_lm_head(dtype: str, tmp_path: Path) -> None:
+    config = PhiConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+    hf: Any = AutoModelForCausalLM.from_config(config)
+    torch.nn.init.normal_(hf.lm_head.bias)
+    hf.save_pretrained(tmp_path)
+    logits = TargetLogits.of(load_model(str(tmp_path), LoadOptions(device="cpu", dtype=dtype)), torch.tensor([7, 50]))
+    assert logits.bias is not None
+    tolerance = {"rtol": 0.0, "atol": 0.0} if dtype == "float32" else {"rtol": 2.0**-8, "atol": 1e-6}
+    torch.testing.assert_close(logits.weight, hf.lm_head.weight[[7, 50]].detach(), **tolerance)
+    torch.testing.assert_close(logits.bias, hf.lm_head.bias[[7, 50]].detach(), **tolerance)
 
 
 @pytest.mark.parametrize("family", sorted(NARROW))

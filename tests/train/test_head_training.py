@@ -26,6 +26,7 @@ from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
 from foredraft.train.losses import DistillationLoss, TargetDistribution, distillation_loss
 from foredraft.train.objectives import fastest_autocast, in_precision
 from foredraft.train.records import read_log
+from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
 
 QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
@@ -95,7 +96,7 @@ def test_the_loss_compares_every_draft_token_with_the_target_at_its_position(tar
     next_ids[1, -3:] = IGNORED
     next_ids[0, 2:4] = IGNORED  # given tokens are read but not predicted
     rows = target.hf.get_output_embeddings().weight[columns].detach()  # type: ignore[union-attr, index]
-    objective = UnrolledDrafts(TargetStates(target, (1, 2)), rows, 3, 0.5, DistillationLoss("kl", 0.7))
+    objective = UnrolledDrafts(TargetStates(target, (1, 2)), TargetLogits(rows), 3, 0.5, DistillationLoss("kl", 0.7))
     sums = objective(student, ids, next_ids, 0.0)
     expected = loss_by_hand(target, student, ids, next_ids, columns, 3, 0.5)
     assert float(sums.loss.detach()) == pytest.approx(expected, rel=1e-4)

@@ -23,6 +23,7 @@ from foredraft.train.blocks import IGNORED
 from foredraft.train.losses import DistillationLoss, TargetDistribution, distillation_loss
 from foredraft.train.medusa import PlacedDrafts
 from foredraft.train.records import read_log
+from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetStates
 
 QUICK = ("--kind", "medusa", "--context", "16", "--batch-size", "2", "--num-threads", "1")
@@ -70,7 +71,7 @@ def test_the_loss_compares_every_head_with_the_target_at_its_position(target: La
     next_ids[1, -3:] = IGNORED
     lm_head: Any = target.hf.get_output_embeddings()
     states = TargetStates(target, ())
-    sums = PlacedDrafts(states, lm_head.weight[columns].detach(), 0.5, DistillationLoss("kl", 0.7))(
+    sums = PlacedDrafts(states, TargetLogits(lm_head.weight[columns].detach()), 0.5, DistillationLoss("kl", 0.7))(
         student, ids, next_ids, 0.0
     )
     hf: Any = target.hf
@@ -89,7 +90,7 @@ def test_the_loss_compares_every_head_with_the_target_at_its_position(target: La
     assert float(sums.loss.detach()) == pytest.approx(expected / 1.75, rel=1e-4)
     assert sums.num_rows == 8 + 6
     student.requires_grad_(True)
-    again = PlacedDrafts(states, lm_head.weight[columns].detach(), 0.5, DistillationLoss("kl", 0.7))(
+    again = PlacedDrafts(states, TargetLogits(lm_head.weight[columns].detach()), 0.5, DistillationLoss("kl", 0.7))(
         student, ids, next_ids, 0.0
     )
     again.loss.backward()  # type: ignore[no-untyped-call]

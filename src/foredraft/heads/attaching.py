@@ -36,6 +36,8 @@ _Head = TypeVar("_Head", bound=HeadModule)
 logger = logging.getLogger("foredraft")
 
 _NO_OPTIONS = HeadOptions()
+_LARGE = 2.0**20
+"""Times a weight, it is so much larger than a bias that their sum is rounded to the former."""
 
 
 def attach_head(
@@ -147,14 +149,17 @@ def _packed(head: _Head, target: LanguageModel, weight_format: WeightFormat) -> 
 class TargetEnds:
     """The embeddings and lm_head of a target. hf: a loaded target, in any weight format.
 
-    logit_scale: the factor by which the target multiplies its logits (Granite, Cohere).
+    logit_scale: the factor by which the target multiplies its logits (Granite, Cohere). logit_softcap: the magnitude that they stay
+    below after that (Gemma 2); 0: there is none.
     """
 
     def __init__(self, hf: PreTrainedModel) -> None:
         self._embedding: Any = hf.get_input_embeddings()
         self._lm_head: Any = hf.get_output_embeddings()
         self._dtype = hf.dtype
-        self.logit_scale = _logit_scale(hf.config.get_text_config())
+        config = hf.config.get_text_config()
+        self.logit_scale = _logit_scale(config)
+        self.logit_softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [R] -> rows [R, hidden] of the table, before any scaling that the target's own layer applies."""
@@ -178,17 +183,26 @@ class TargetEnds:
     @torch.no_grad()  # not inference mode: these rows may be used in a loss
     def lm_head_rows(self, ids: Tensor | None) -> Tensor:
         """Rows of the lm_head, [len(ids), hidden] float32; None: all. If the matrix is packed, they are computed as its products with
-        the unit vectors, and are rounded in eight-bit formats."""
+        multiples of the unit vectors, and are rounded in eight-bit formats."""
         weight = getattr(self._lm_head, "weight", None)
         if weight is None:
-            unit = torch.eye(self._lm_head.in_features, dtype=torch.bfloat16)
-            weight = self._lm_head(unit).T
+            unit = _LARGE * torch.eye(self._lm_head.in_features, dtype=torch.bfloat16)
+            weight = self._lm_head(unit).T.float() / _LARGE
         rows: Tensor = weight if ids is None else weight[ids]
         return rows.float().clone()
 
-    def logit_rows(self, ids: Tensor | None) -> Tensor:
-        """The same, times logit_scale: what the lm_head reads, times these rows, gives the target's logits, but for a cap or a bias."""
-        return self.lm_head_rows(ids).mul_(self.logit_scale)
+    @torch.no_grad()
+    def lm_head_bias(self, ids: Tensor | None) -> Tensor | None:
+        """The bias of the same rows, [len(ids)] float32; None: there is none."""
+        bias = getattr(self._lm_head, "bias", None) if hasattr(self._lm_head, "weight") else self._of_zeros()
+        if bias is None or not bias.any():
+            return None
+        return (bias if ids is None else bias[ids]).float().clone()
+
+    def _of_zeros(self) -> Tensor:
+        """The packed lm_head's output for zeros: its bias, [V] float32."""
+        out: Tensor = self._lm_head(torch.zeros(1, self._lm_head.in_features, dtype=torch.bfloat16))
+        return out[0].float()
 
 
 def _logit_scale(config: Any) -> float:

@@ -13,16 +13,16 @@ from foredraft.heads import DFlashHead
 from foredraft.heads.unrolled_blocks import unroll_blocks
 from foredraft.train.blocks import IGNORED
 from foredraft.train.losses import DistillationLoss, LossSums
+from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetStates
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDrafts:
-    """states: of the target, for the head's taps. lm_head_rows: [D, H], the target's, for the ids that the head can draft.
-    anchor_every: tokens of a text per draft. decay: the weight of a draft position relative to the one before."""
+    """states: of the target, for the head's taps. target_logits: for the ids that the head can draft. anchor_every: tokens of a text per draft. decay: the weight of a draft position relative to the one before."""
 
     states: TargetStates
-    lm_head_rows: Tensor
+    target_logits: TargetLogits
     anchor_every: int
     decay: float
     loss: DistillationLoss
@@ -33,7 +33,7 @@ class BlockDrafts:
         is_predicted = next_ids != IGNORED
         with torch.no_grad():
             features, final = self.states(ids)
-            laws = self.loss.distribution(final[is_predicted] @ self.lm_head_rows.T)
+            laws = self.loss.distribution(self.target_logits(final[is_predicted]))
         numbers = (is_predicted.flatten().cumsum(0) - 1).view_as(is_predicted)
         anchors = drawn_anchors(ids, self.anchor_every)
         parts: list[LossSums] = []

@@ -19,6 +19,7 @@ from foredraft.train.head_kinds import MakeObjective, architectures_of
 from foredraft.train.head_student import default_taps, new_block_head, rarest_id
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
+from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetStates
 
 
@@ -97,8 +98,8 @@ class DFlashKind:
 
     def objectives(self, head: DFlashHead, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
-        states, rows = TargetStates(target, head.config.taps), TargetEnds(target.hf).logit_rows(None)
-        return lambda loss: BlockDrafts(states, rows, self.anchor_every, self.decay, loss)
+        states, logits = TargetStates(target, head.config.taps), TargetLogits.of(target)
+        return lambda loss: BlockDrafts(states, logits, self.anchor_every, self.decay, loss)
 
     def save(self, head: DFlashHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""

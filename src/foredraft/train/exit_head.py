@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import ForedraftError
-from foredraft.heads import ExitConfig, TargetEnds, TargetShape, load_head
+from foredraft.heads import ExitConfig, TargetShape, load_head
 from foredraft.heads.early_exit import load_exit, new_exit
 from foredraft.heads.saving import save_exit
 from foredraft.model import LanguageModel
@@ -26,6 +26,7 @@ from foredraft.train.head_kinds import MakeObjective, architectures_of
 from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
+from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetStates
 
 _ADAPTER_MULTIPLE = 32
@@ -77,8 +78,8 @@ class ExitKind:
 
     def objectives(self, head: Exit, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
-        states, rows = TargetStates(target, (self.exit_layer,)), TargetEnds(target.hf).logit_rows(None)
-        return lambda loss: ExitDistillation(states, rows, loss)
+        states, logits = TargetStates(target, (self.exit_layer,)), TargetLogits.of(target)
+        return lambda loss: ExitDistillation(states, logits, loss)
 
     def save(self, head: Exit, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""
@@ -101,10 +102,10 @@ class ExitKind:
 @dataclass(frozen=True, slots=True)
 class ExitDistillation:
     """Distillation from the target's distribution after every position. states: of the target, for the input of the first skipped
-    layer. lm_head_rows: [V, H], the target's."""
+    layer. target_logits: of the student too, which has the target's lm_head."""
 
     states: TargetStates
-    lm_head_rows: Tensor
+    target_logits: TargetLogits
     loss: DistillationLoss
 
     def __call__(self, student: Exit, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
@@ -112,9 +113,9 @@ class ExitDistillation:
         mask = next_ids != IGNORED
         with torch.no_grad():
             hidden, final = self.states(ids)
-            distribution = self.loss.distribution(final[mask] @ self.lm_head_rows.T)
-        return self.loss(student(hidden[mask]) @ self.lm_head_rows.T, distribution, progress)
+            distribution = self.loss.distribution(self.target_logits(final[mask]))
+        return self.loss(self.target_logits(student(hidden[mask])), distribution, progress)
 
     def shapes(self, student: Exit, ids: Tensor) -> Iterator[Tensor]:
         """See Objective."""
-        yield student(torch.empty(ids.numel(), self.lm_head_rows.shape[1])) @ self.lm_head_rows.T
+        yield self.target_logits(student(torch.empty(ids.numel(), self.target_logits.weight.shape[1])))

@@ -19,6 +19,7 @@ from foredraft.train.head_student import frequent_ids, lm_head_rows
 from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
+from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetLaws, TargetStates, compared_rows, stepwise_loss
 
 
@@ -80,8 +81,8 @@ class MedusaKind:
 
     def objectives(self, head: MedusaHead, target: LanguageModel) -> MakeObjective:
         """See HeadKind."""
-        states, rows = TargetStates(target, ()), TargetEnds(target.hf).logit_rows(head.config.target_ids)
-        return lambda loss: PlacedDrafts(states, rows, self.decay, loss)
+        states, logits = TargetStates(target, ()), TargetLogits.of(target, head.config.target_ids)
+        return lambda loss: PlacedDrafts(states, logits, self.decay, loss)
 
     def save(self, head: MedusaHead, target: LanguageModel, target_name: str, folder: Path, dtype: torch.dtype) -> None:
         """See HeadKind."""
@@ -106,11 +107,10 @@ class MedusaKind:
 @dataclass(frozen=True, slots=True)
 class PlacedDrafts:
     """The objective of Medusa heads: head h at position P is compared with the target's distribution after the token at P + 1 + h.
-    states: of the target, without taps. lm_head_rows: [D, H], the target's, for the ids that the heads can draft. decay: see
-    UnrolledDrafts."""
+    states: of the target, without taps. target_logits: for the ids that the heads can draft. decay: see UnrolledDrafts."""
 
     states: TargetStates
-    lm_head_rows: Tensor
+    target_logits: TargetLogits
     decay: float
     loss: DistillationLoss
 
@@ -118,7 +118,7 @@ class PlacedDrafts:
         """ids, next_ids: [B, L] -> see stepwise_loss"""
         with torch.no_grad():
             _, final = self.states(ids)
-            laws = TargetLaws.of(final, self.lm_head_rows, next_ids, self.loss)
+            laws = TargetLaws.of(final, self.target_logits, next_ids, self.loss)
         states = student.states(final.flatten(0, 1)).view(*ids.shape, -1, final.shape[-1])
         return stepwise_loss(states.unbind(2), student.logits, laws, self.decay, self.loss, progress)
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.heads import EagleHead, TargetEnds
+from foredraft.heads import EagleHead
 from foredraft.heads.unrolled import unroll_states
 from foredraft.model import LanguageModel
 from foredraft.model.taps import FINAL_NORM
 from foredraft.train.blocks import IGNORED, ROW_MULTIPLE
 from foredraft.train.losses import DistillationLoss, LossSums, TargetDistribution
+from foredraft.train.target_logits import TargetLogits
 
 
 class TargetStates:
@@ -33,11 +34,11 @@ class TargetStates:
 
 @dataclass(frozen=True, slots=True)
 class UnrolledDrafts:
-    """states: of the target, for the head's taps. lm_head_rows: [D, H], the target's, for the ids that the head can draft.
-    num_steps: how many draft tokens deep. decay: the weight of a step relative to the one before."""
+    """states: of the target, for the head's taps. target_logits: for the ids that the head can draft. num_steps: how many draft tokens
+    deep. decay: the weight of a step relative to the one before."""
 
     states: TargetStates
-    lm_head_rows: Tensor
+    target_logits: TargetLogits
     num_steps: int
     decay: float
     loss: DistillationLoss
@@ -46,7 +47,7 @@ class UnrolledDrafts:
         """ids, next_ids: [B, L] -> see stepwise_loss"""
         with torch.no_grad():
             features, final = self.states(ids)
-            laws = TargetLaws.of(final, self.lm_head_rows, next_ids, self.loss)
+            laws = TargetLaws.of(final, self.target_logits, next_ids, self.loss)
         tokens = torch.cat([ids[:, 1:], next_ids[:, -1:].clamp(min=0)], dim=1)
         steps = unroll_states(student, features, tokens, self.num_steps)
         return stepwise_loss(steps, lambda _, states: student.logits(states), laws, self.decay, self.loss, progress)
@@ -66,8 +67,8 @@ def unrolled_objectives(
 ) -> Callable[[DistillationLoss], UnrolledDrafts]:
     """What a step of this head minimises, for each loss. num_steps, decay: see UnrolledDrafts."""
     states = TargetStates(target, head.config.taps)
-    rows = TargetEnds(target.hf).logit_rows(head.config.target_ids)
-    return lambda loss: UnrolledDrafts(states, rows, num_steps, decay, loss)
+    logits = TargetLogits.of(target, head.config.target_ids)
+    return lambda loss: UnrolledDrafts(states, logits, num_steps, decay, loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,12 @@ class TargetLaws:
     places: Tensor
 
     @classmethod
-    def of(cls, final: Tensor, lm_head_rows: Tensor, next_ids: Tensor, loss: DistillationLoss) -> TargetLaws:
-        """final: [B, L, H], what the lm_head reads. lm_head_rows: [D, H], see TargetEnds.logit_rows. next_ids: [B, L]"""
+    def of(cls, final: Tensor, target_logits: TargetLogits, next_ids: Tensor, loss: DistillationLoss) -> TargetLaws:
+        """final: [B, L, H], what the lm_head reads. next_ids: [B, L]"""
         mask = next_ids != IGNORED
         is_predicted = functional.pad(mask[:, :-1], (1, 0))
         places = (is_predicted.flatten().cumsum(0) - 1).view_as(mask)
-        return cls(mask, loss.distribution(rows_of(final, is_predicted) @ lm_head_rows.T), places)
+        return cls(mask, loss.distribution(target_logits(rows_of(final, is_predicted))), places)
 
     def rows(self, step: int) -> Tensor:
         """[B, L - 1 - step], which rows of the step are compared"""
