@@ -30,13 +30,11 @@ from foredraft.certificate.setting import (
     share_in_time,
 )
 from foredraft.certificate.verification import verification_check
-from foredraft.drafters import REGISTRY, ScriptedDrafter
+from foredraft.drafters import REGISTRY, SELF_DRAFTS, ScriptedDrafter
 from tests.draft_servers import remote_settings
 from tests.heads.fitted_heads import fitted_settings
 from tests.heads.random_heads import OWN_DRAFT_METHODS, head_settings
 from tests.methods import all_methods
-
-DRAWN_DRAFTS = {"draft_model", "self-int8", "self-int4"}
 
 
 def passed(certificate: Certificate) -> None:
@@ -51,7 +49,7 @@ def names(certificate: Certificate) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(set(REGISTRY) - set(OWN_DRAFT_METHODS)))
+@pytest.mark.parametrize("method", sorted(set(REGISTRY) - {*OWN_DRAFT_METHODS, *SELF_DRAFTS}))
 def test_every_drafter_passes_and_every_broken_verifier_is_rejected(method: str) -> None:
     llm = LLM(method=method, **remote_settings(method))
     certificate = check(llm, SamplingParams(max_tokens=96, temperature=0.8), budget=300.0)
@@ -59,22 +57,23 @@ def test_every_drafter_passes_and_every_broken_verifier_is_rejected(method: str)
     expected = {control.name for control in CONTROLS if control.needs in ("", "rows in step") or method != "none"}
     expected -= {"counts ahead"}
     expected -= {"features one off"}
-    if method not in DRAWN_DRAFTS:
+    if method != "draft_model":
         expected -= {control.name for control in CONTROLS if control.needs in ("sampled", "block", "deep")}
         expected -= {"noise again"} if method != "none" else set()
     assert names(certificate) == expected
-    if method in DRAWN_DRAFTS:
+    if method == "draft_model":
         assert {result.name for result in certificate.checks} >= {"verification", "distribution"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", OWN_DRAFT_METHODS)
-def test_no_check_fails_with_a_head(method: str) -> None:
+@pytest.mark.parametrize("method", [*OWN_DRAFT_METHODS, *SELF_DRAFTS])
+def test_no_check_fails_with_other_drafts(method: str) -> None:
     """These heads are not trained, nor is the draft to read mask tokens. Faults that show only in accepted drafts would need a larger
     budget."""
-    llm = LLM(
-        method=method, **(head_settings(method) if method in ("peagle", "dflash", "pard") else fitted_settings(method))
-    )
+    settings: dict[str, Any] = {}
+    if method in OWN_DRAFT_METHODS:
+        settings = head_settings(method) if method in ("peagle", "dflash", "pard") else fitted_settings(method)
+    llm = LLM(method=method, **settings)
     certificate = check(llm, SamplingParams(max_tokens=96, temperature=0.8), budget=40.0)
     assert all(result.passed for result in certificate.checks)
     assert {result.name for result in certificate.checks} >= {"identity", "teacher-forced", "distribution"}
@@ -251,8 +250,9 @@ def test_small_or_late_faults_are_rejected() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["draft_model", "suffix+draft_model"], ids=["grown", "merged"])
-@pytest.mark.parametrize("temperature", [0.8, 1.5])
+@pytest.mark.parametrize(
+    ("method", "temperature"), [("draft_model", 0.8), ("suffix+draft_model", 1.5)], ids=["grown", "merged"]
+)
 def test_with_trees_each_broken_verifier_of_sampled_texts_is_rejected(method: str, temperature: float) -> None:
     llm = LLM(method=method, speculative_token_tree=[[0], [1], [0, 0], [0, 1], [1, 0]])
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature)
