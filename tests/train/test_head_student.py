@@ -65,13 +65,16 @@ def test_heads_are_trained_for_the_logits_of_the_target(family: str, ids: Tensor
         torch.testing.assert_close(medusa(final[0])[:, 0], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # bfloat16 matrices are packed: their weights are not kept
-def test_heads_are_trained_for_the_bias_of_the_lm_head(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_are_trained_for_the_bias_of_the_lm_head(dtype: str, kernels: str, tmp_path: Path) -> None:
+    """Matrices in bfloat16 are packed, by the kernels or by oneDNN: their weights are not kept."""
     config = PhiConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
     hf: Any = AutoModelForCausalLM.from_config(config)
     torch.nn.init.normal_(hf.lm_head.bias)
     hf.save_pretrained(tmp_path)
-    logits = TargetLogits.of(load_model(str(tmp_path), LoadOptions(device="cpu", dtype=dtype)), torch.tensor([7, 50]))
+    target = load_model(str(tmp_path), LoadOptions(device="cpu", dtype=dtype, kernels=kernels))
+    logits = TargetLogits.of(target, torch.tensor([7, 50]))
     assert logits.bias is not None
     tolerance = {"rtol": 0.0, "atol": 0.0} if dtype == "float32" else {"rtol": 2.0**-8, "atol": 1e-6}
     torch.testing.assert_close(logits.weight, hf.lm_head.weight[[7, 50]].detach(), **tolerance)

@@ -184,7 +184,7 @@ class TargetEnds:
     def lm_head_rows(self, ids: Tensor | None) -> Tensor:
         """Rows of the lm_head, [len(ids), hidden] float32; None: all. If the matrix is packed, they are computed as its products with
         multiples of the unit vectors, and are rounded in eight-bit formats."""
-        weight = getattr(self._lm_head, "weight", None)
+        weight = self._weight
         if weight is None:
             unit = _LARGE * torch.eye(self._lm_head.in_features, dtype=torch.bfloat16)
             weight = self._lm_head(unit).T.float() / _LARGE
@@ -194,15 +194,17 @@ class TargetEnds:
     @torch.no_grad()
     def lm_head_bias(self, ids: Tensor | None) -> Tensor | None:
         """The bias of the same rows, [len(ids)] float32; None: there is none."""
-        bias = getattr(self._lm_head, "bias", None) if hasattr(self._lm_head, "weight") else self._of_zeros()
+        zeros = torch.zeros(1, self._lm_head.in_features, dtype=torch.bfloat16)
+        bias: Tensor | None = self._lm_head(zeros)[0] if self._weight is None else self._lm_head.bias
         if bias is None or not bias.any():
             return None
         return (bias if ids is None else bias[ids]).float().clone()
 
-    def _of_zeros(self) -> Tensor:
-        """The packed lm_head's output for zeros: its bias, [V] float32."""
-        out: Tensor = self._lm_head(torch.zeros(1, self._lm_head.in_features, dtype=torch.bfloat16))
-        return out[0].float()
+    @property
+    def _weight(self) -> Tensor | None:
+        """The matrix of the lm_head; None if it is packed."""
+        weight: Tensor | None = getattr(self._lm_head, "weight", None)
+        return weight
 
 
 def _logit_scale(config: Any) -> float:
