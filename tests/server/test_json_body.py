@@ -68,12 +68,12 @@ def test_all_valid_json_is_read(value: Any) -> None:
 
 
 def test_an_error_in_a_large_body_is_explained_quickly() -> None:
-    """After half a million bytes of the worst kind: the time is linear, not quadratic."""
+    """After two million bytes of the worst kind: the time is linear, not quadratic."""
     for filling in (b"1e100,", b"9" * 308 + b",", b'"x",', b"[],"):
         started = time.process_time()
         with pytest.raises(ApiError):
-            parse(b"[" + filling * (500_000 // len(filling)) + b"NaN]")
-        assert time.process_time() - started < 5
+            parse(b"[" + filling * (2_000_000 // len(filling)) + b"NaN]")
+        assert time.process_time() - started < 20
 
 
 PLACES = [

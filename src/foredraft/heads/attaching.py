@@ -194,11 +194,15 @@ class TargetEnds:
     @torch.no_grad()
     def lm_head_bias(self, ids: Tensor | None) -> Tensor | None:
         """The bias of the same rows, [len(ids)] float32; None: there is none."""
-        zeros = torch.zeros(1, self._lm_head.in_features, dtype=torch.bfloat16)
-        bias: Tensor | None = self._lm_head(zeros)[0] if self._weight is None else self._lm_head.bias
+        bias: Tensor | None = self._lm_head.bias if self._weight is not None else self._of_zeros()
         if bias is None or not bias.any():
             return None
         return (bias if ids is None else bias[ids]).float().clone()
+
+    def _of_zeros(self) -> Tensor:
+        """The output of a packed lm_head for zeros: its bias, [V]."""
+        out: Tensor = self._lm_head(torch.zeros(1, self._lm_head.in_features, dtype=torch.bfloat16))
+        return out[0]
 
     @property
     def _weight(self) -> Tensor | None:
