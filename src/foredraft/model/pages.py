@@ -31,7 +31,9 @@ def give_back(weights: Iterable[Tensor], files: AddressRanges | None = None) -> 
     library = _c_library()
     if library is None:
         return
-    files = mapped_files() if files is None else files
+    weights = list(weights)
+    if files is None:
+        files = mapped_files() if weights else []  # listing them takes milliseconds
     for weight in weights:
         start = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (weight.data_ptr() + weight.numel() * weight.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -92,6 +92,7 @@ def _compared(
     _refuse_if_it_looks_ahead(name, beginning, reference[0])
     tolerance = tolerance_of(rounded, reference[0])
     body = prepare(hf)
+    give_back([])  # layout has freed memory that the C library would keep
     draft = LanguageModel(hf, Traits(name, vocab_size, context_len, 0, False), body)
     together, region = _read_in_two_passes(draft, sequences)
     if not region.layers:
@@ -180,6 +181,7 @@ def _read_in_two_passes(model: LanguageModel, sequences: list[list[int]]) -> tup
             reads = [Read(i, tokens, len(tokens)) for i, tokens in enumerate(halves)]
             logits = _some_columns(model.read(reads, cache))
             parts.append(torch.split(logits, [len(tokens) for tokens in halves]))
+            give_back([])  # free a large vocabulary's logits before the next ones
     except Exception as error:
         raise ModelError(
             f"{model.traits.name}: it cannot read a ragged batch through transformers' AttentionInterface "
@@ -200,6 +202,7 @@ def _is_row_exact(model: LanguageModel) -> bool:
     if model.device.type != "cpu" and not model.body.is_batch_invariant:
         return False
     states = states_if_rows_agree(model)
+    give_back([])
     return states is not None and (model.body.is_batch_invariant or _is_attention_exact(model, *states))
 
 
@@ -213,7 +216,8 @@ def states_if_rows_agree(model: LanguageModel, sources: Sequence[Source] = ()) -
     num_compared = min(length, _CUTS[2], max(1, _MOST_LOGITS // model.traits.vocab_size))
     whole = model.scratch_cache([len(neighbour), length], sources=sources)
     with _UnorderedProducts() as products:
-        expected = _digests(model.read([Read(0, neighbour, 1), Read(1, tokens, num_compared)], whole)[1:])
+        expected = _digests(model.read([Read(0, neighbour, 0), Read(1, tokens, num_compared)], whole))
+    give_back([])
     if products.seen:
         return None
     pieces = model.scratch_cache([length], sources=sources[1:])
