@@ -36,31 +36,34 @@ DRAFTERS = ("draft_model", "ngram", "suffix")
 
 @dataclass
 class System:
-    """Writes a fixed number of tokens after a prompt, and reports the speculation statistics."""
+    """Writes a fixed number of tokens after each of some prompts at a time, and reports all tokens and the speculation statistics."""
 
     name: str
-    write: Callable[[list[int], int], tuple[list[int], SpeculationStats]]
+    write: Callable[[list[list[int]], int], tuple[list[int], SpeculationStats]]
     seconds: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
-    def measure(self, prompt: list[int], max_tokens: int) -> list[int]:
+    def measure(self, prompts: list[list[int]], max_tokens: int) -> list[int]:
         start = time.perf_counter()
-        ids, stats = self.write(prompt, max_tokens)
+        ids, stats = self.write(prompts, max_tokens)
         self.seconds.append(time.perf_counter() - start)
-        assert len(ids) == max_tokens, f"{self.name} wrote {len(ids)} tokens"
+        assert len(ids) == max_tokens * len(prompts), f"{self.name} wrote {len(ids)} tokens"
         self.shares.append(repeated_share(ids))
         self.stats += stats
         return ids
 
 
-def foredraft_system(llm: LLM, name: str, gamma: int | str, temperature: float) -> System:
-    def write(prompt: list[int], max_tokens: int) -> tuple[list[int], SpeculationStats]:
+def foredraft_system(
+    llm: LLM, name: str, gamma: int | str | None, temperature: float, seed: int | None = None
+) -> System:
+    def write(prompts: list[list[int]], max_tokens: int) -> tuple[list[int], SpeculationStats]:
         params = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, ignore_eos=True, speculative_tokens=gamma
+            max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=True, speculative_tokens=gamma
         )
-        (output,) = llm.generate([prompt], params)
-        return output.outputs[0].token_ids, output.metrics.stats
+        outputs = llm.generate(prompts, params)
+        ids = [token for output in outputs for token in output.outputs[0].token_ids]
+        return ids, sum((output.metrics.stats for output in outputs), SpeculationStats())
 
     return System(name, write)
 
@@ -70,7 +73,8 @@ def transformers_system(model: Any, temperature: float) -> System:
     if temperature > 0:
         settings = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
 
-    def write(prompt: list[int], max_tokens: int) -> tuple[list[int], SpeculationStats]:
+    def write(prompts: list[list[int]], max_tokens: int) -> tuple[list[int], SpeculationStats]:
+        (prompt,) = prompts
         ids = torch.tensor([prompt])
         out = model.generate(
             ids,
@@ -91,16 +95,17 @@ def interval(values: list[float]) -> tuple[float, float]:
     return (values[0], values[0]) if bounds is None else (bounds.low, bounds.high)
 
 
-def run(systems: list[System], prompts: list[list[int]], max_tokens: int) -> int:
-    """Time every system on every prompt. -> the number of prompts for which all of foredraft's systems wrote the same text"""
+def run(systems: list[System], prompts: list[list[int]], max_tokens: int, batch: int = 1) -> int:
+    """Time every system on every batch of prompts. -> the number of batches for which all of foredraft's systems wrote the same texts"""
+    batches = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
     for system in systems:
-        system.write(prompts[0], 16)
+        system.write(batches[0], 16)
     same = 0
-    for index, prompt in enumerate(prompts):
+    for index, together in enumerate(batches):
         shift = index % len(systems)
         texts = {}
         for system in systems[shift:] + systems[:shift]:
-            texts[system.name] = system.measure(prompt, max_tokens)
+            texts[system.name] = system.measure(together, max_tokens)
         same += len({tuple(text) for name, text in texts.items() if not name.startswith("transformers")}) == 1
     return same
 

@@ -1,15 +1,16 @@
 """Tokens per second with trees, compared with chains and plain decoding.
 
     python -m benchmarks.drafters.trees --name NAME [--model MODEL] [--draft-model MODEL] [--method METHOD] [--quantization int8]
-        [--texts code stories chats] [--temperatures 0 0.8 1] [--prompts 12] [--max-tokens 128] [--threads 1] [--shapes JSON ...]
-        [--save]
+        [--texts code stories chats] [--temperatures 0 0.8 1] [--prompts 12] [--batch 1] [--max-tokens 128] [--threads 1]
+        [--shapes JSON ...] [--save]
 
 With several methods, such as suffix+draft_model, the trees of all are merged, and each method is also measured alone; one more row gives
 "auto" over the better of them.
 
-Batch 1. Every prompt is written by plain decoding, by "auto" without and with trees, and with every given fixed shape, in an order that
-rotates. At temperatures above 0 the prompts are written with a seed and without. Ratios are paired by prompt, and their intervals
-bootstrapped over prompts. The first rounds of "auto", in which it learns, count like all others.
+Every batch of prompts is written by plain decoding, by "auto" without and with trees, and with every given fixed shape, in an order
+that rotates. At temperatures above 0 the prompts are written with a seed and without. Ratios are paired by batch, and their intervals
+bootstrapped over batches. The first rounds of "auto", in which it learns, count like all others. Tokens per second are those of a whole
+batch.
 """
 
 from __future__ import annotations
@@ -26,22 +27,13 @@ import torch
 from benchmarks.common.paths import RESULTS
 from benchmarks.common.prompts import chat_ids, code_prompts, story_prompts
 from benchmarks.common.reports import arguments_of, save
-from benchmarks.drafters.embedded_pair_speed import System, interval, run
-from foredraft import LLM, SamplingParams
-from foredraft.engine.stats import SpeculationStats
+from benchmarks.drafters.embedded_pair_speed import System, foredraft_system, interval, run
+from foredraft import LLM
 from foredraft.model import EMBEDDED
 from foredraft.utils.machine import this_machine
 
 SEED = 7
 ALONE = "auto, only "
-
-
-def system(llm: LLM, name: str, sampling: dict[str, Any]) -> System:
-    def write(prompt: list[int], max_tokens: int) -> tuple[list[int], SpeculationStats]:
-        (output,) = llm.generate([prompt], SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling))
-        return output.outputs[0].token_ids, output.metrics.stats
-
-    return System(name, write)
 
 
 def ways(temperatures: list[float]) -> dict[str, dict[str, Any]]:
@@ -64,11 +56,12 @@ def prompts_of(llm: LLM, kind: str, count: int) -> list[list[int]]:
     return [tokenizer(text)["input_ids"] for text in texts]
 
 
-def row(one: System, reference: System, max_tokens: int) -> dict[str, Any]:
+def row(one: System, reference: System, num_tokens: int) -> dict[str, Any]:
+    """num_tokens: that a whole batch writes"""
     ratios = [a / b for a, b in zip(reference.seconds, one.seconds, strict=True)]
     return {
         "system": one.name,
-        "tokens_per_second": max_tokens / statistics.median(one.seconds),
+        "tokens_per_second": num_tokens / statistics.median(one.seconds),
         "ratio": sum(reference.seconds) / sum(one.seconds),
         "median": statistics.median(ratios),
         "interval": interval(ratios),
@@ -77,22 +70,23 @@ def row(one: System, reference: System, max_tokens: int) -> dict[str, Any]:
 
 
 def measure(
-    llms: dict[str, LLM], prompts: list[list[int]], sampling: dict[str, Any], max_tokens: int
+    llms: dict[str, LLM], prompts: list[list[int]], sampling: dict[str, Any], max_tokens: int, batch: int
 ) -> dict[str, Any]:
-    systems = [system(llm, name, sampling) for name, llm in llms.items()]
-    same = run(systems, prompts, max_tokens)
+    systems = [foredraft_system(llm, name, None, **sampling) for name, llm in llms.items()]
+    same = run(systems, prompts, max_tokens, batch)
+    num_tokens = max_tokens * batch
     chains = next(one for one in systems if one.name == "auto, chains")
-    return {"same": same, "rows": [row(one, chains, max_tokens) for one in systems] + over_parts(systems, max_tokens)}
+    return {"same": same, "rows": [row(one, chains, num_tokens) for one in systems] + over_parts(systems, num_tokens)}
 
 
-def over_parts(systems: list[System], max_tokens: int) -> list[dict[str, Any]]:
+def over_parts(systems: list[System], num_tokens: int) -> list[dict[str, Any]]:
     """A row for "auto" with all methods over the method that was fastest alone; no rows if there is only one method."""
     parts = [one for one in systems if one.name.startswith(ALONE)]
     if not parts:
         return []
     best = min(parts, key=lambda part: sum(part.seconds))
     merged = next(one for one in systems if one.name == "auto")
-    return [row(merged, best, max_tokens) | {"system": f"auto, over the better ({best.name.removeprefix(ALONE)})"}]
+    return [row(merged, best, num_tokens) | {"system": f"auto, over the better ({best.name.removeprefix(ALONE)})"}]
 
 
 def alone(given: LLM) -> dict[str, LLM]:
@@ -126,11 +120,14 @@ def main() -> None:
     parser.add_argument("--texts", nargs="+", default=["code", "stories"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8, 1.0])
     parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=1, help="prompts at a time; must divide the number of prompts")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--shapes", nargs="*", type=json.loads, default=[])
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    if args.prompts % args.batch:
+        parser.error("--prompts must be a multiple of --batch")
     torch.set_num_threads(args.threads)
     given = LLM(
         args.model,
@@ -151,7 +148,7 @@ def main() -> None:
     for kind in args.texts:
         prompts = prompts_of(given, kind, args.prompts)
         results[kind] = {
-            name: measure(llms, prompts, sampling, args.max_tokens)
+            name: measure(llms, prompts, sampling, args.max_tokens, args.batch)
             for name, sampling in ways(args.temperatures).items()
         }
         print(table({kind: results[kind]}), flush=True)
