@@ -371,6 +371,13 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
         ({"cache_memory": 0}, "cache_memory"),
         ({"model": "/no/such/place"}, "no such directory"),
         ({"dtype": "float12"}, "dtype must be"),
+        ({"dtype": 5}, "dtype must be auto, float32, bfloat16, float16, not 5"),
+        ({"model": 5}, "model must be a name or a path, or a PreTrainedModel, not 5"),
+        ({"draft_model": 5}, "draft_model must be a name or a path, or a PreTrainedModel, not 5"),
+        ({"tokenizer": 5}, "tokenizer must be a name or a path, not 5"),
+        ({"config": 5}, "config must be a name or a path, not 5"),
+        ({"verification_rules": 5}, "verification_rules must map names to rules, not be int"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be true or false, not 'no'"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict[str, object], reason: str) -> None:
@@ -459,6 +466,12 @@ def test_the_final_message_can_be_continued(llm: LLM) -> None:
     ):
         with pytest.raises(ForedraftError, match=words):
             llm.chat(messages, GREEDY, chat_template=template, continue_final_message=True, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("messages", [None, "Hello", 5])
+def test_a_conversation_must_be_a_list(llm: LLM, messages: Any) -> None:
+    with pytest.raises(ForedraftError, match="messages must be a list of messages, or a list of conversations, not"):
+        llm.chat(messages, GREEDY)
 
 
 def test_urgent_prompts_start_first_and_no_text_changes() -> None:

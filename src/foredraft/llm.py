@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.drafters import RefitSchedule, refits_of
 from foredraft.engine.build import EngineBuilder, EngineSettings, Thresholds
@@ -51,6 +51,7 @@ from foredraft.utils.arguments import (
     check_draft_len,
     check_head_options,
     check_heterogeneous_vocab,
+    check_name,
     check_numbers,
     check_threads,
     check_token_tree,
@@ -158,6 +159,9 @@ class LLM:
         verification_rules: Mapping[str, Rule] | None = None,
         config: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_name("model", model, or_object=PreTrainedModel)
+        check_name("draft_model", draft_model, or_object=PreTrainedModel)
+        check_name("config", config)
         settings = with_embedded_models(
             _read_settings(config)
             .override(model=model, draft_model=draft_model, method=method, exit_layer=exit_layer, adapt=adapt)

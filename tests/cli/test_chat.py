@@ -30,6 +30,11 @@ def test_chat_remembers_earlier_turns(llm: LLM, template: Path) -> None:
     assert result.stdout == said
 
 
+def test_input_that_is_not_utf8_is_refused(template: Path) -> None:
+    options = ("--chat-template", template, "--max-tokens", "2", *QUICK)
+    assert_refused(run("chat", *options, stdin=b"caf\xe9\n"), "standard input is not UTF-8 text")
+
+
 def test_a_model_with_a_chat_template_needs_no_option(chat_model: Path) -> None:
     result = run("chat", "--model", chat_model, "--max-tokens", "8", "--temperature", "0", *QUICK, stdin="Hello\n")
     assert result.exit_code == 0, result.stderr

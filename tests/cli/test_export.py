@@ -38,6 +38,13 @@ def test_options_override_the_file(tuned: Path) -> None:
     assert (config["decoding_type"], config["max_draft_len"]) == ("SA", 5)
 
 
+@pytest.mark.parametrize("most", [-2, 0])
+def test_a_number_that_no_engine_takes_is_refused(tmp_path: Path, most: int) -> None:
+    file = tmp_path / "foredraft.toml"
+    Settings(model=TARGET, method="suffix", max_speculative_tokens=most).write(file)
+    assert_refused(run("export", "--to", "vllm", "--config", file), "max_speculative_tokens", "at least 1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -107,6 +107,13 @@ def test_the_prompt_can_be_read_from_standard_input(argument: tuple[str, ...]) -
     assert found["prompt"] == PROMPT
 
 
+def test_lines_of_prompts_may_end_as_on_windows(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"def f(x):\r\n\r\nOnce upon\r\n")
+    found = json_lines(generate("--prompts", file, "--max-tokens", "1", "--json"))
+    assert [one["prompt"] for one in found] == ["def f(x):", "Once upon"]
+
+
 def test_a_pipe_gets_only_the_text(llm: LLM) -> None:
     result = generate(PROMPT, "--max-tokens", "16", "--temperature", "0")
     (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=16, temperature=0.0))

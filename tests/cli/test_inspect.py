@@ -49,6 +49,12 @@ def test_inspect_says_how_a_draft_with_another_vocabulary_is_used(tmp_path: Path
     assert found["vocabularies"]["text"] == "given"
 
 
+def test_coverage_needs_a_text(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    assert_refused(run("inspect", "--no-load", "--coverage", empty, *QUICK), "empty.txt contains no text")
+
+
 def test_inspect_of_a_missing_model_is_refused_in_one_line() -> None:
     assert_refused(run("inspect", "--model", "/nowhere/at/all"), "/nowhere/at/all")
 

@@ -244,6 +244,42 @@ def test_quantization_and_trees_are_reported_as_not_exported() -> None:
     assert any("drafts are chains" in each for each in differences)
 
 
+def test_weights_that_are_not_rounded_are_not_reported() -> None:
+    settings = Settings(method="ngram", speculative_tokens=2, quantization="none")
+    differences = ENGINES["transformers"].export(choice_of(settings)).differences
+    assert not any("rounding of weights" in each for each in differences)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "expected"),
+    [
+        ({"draft_quantization": "int8"}, "int8"),
+        ({"quantization": "int4"}, "int4"),
+        ({"quantization": "int8", "draft_quantization": "none"}, None),
+    ],
+)
+def test_the_plug_in_rounds_its_draft_model(rounding: dict[str, str], expected: str | None) -> None:
+    settings = Settings(method="suffix+draft_model", **rounding)  # type: ignore[arg-type]
+    exported = ENGINES["vllm"].export(choice_of(settings))
+    assert options_of(exported.text)["additional_config"]["foredraft"].get("draft_quantization") == expected
+    assert any("rounding of weights" in each for each in exported.differences) == ("quantization" in rounding)
+
+
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_the_nearest_to_several_methods_is_one_that_it_takes(name: str, tmp_path: Path) -> None:
+    """If it takes none of them, the refusal is that of the first one."""
+    engine = ENGINES[name]
+    gguf = gguf_files(tmp_path) if engine.reads_gguf else None
+    methods = ("suffix", "ngram")
+    if frozenset(methods) in engine.combinations:
+        return
+    with pytest.raises(ForedraftError) as error:
+        engine.export(choice("+".join(methods), 4, gguf))
+    possible = [method for method in methods if method in engine.methods]
+    expected = f"--method {possible[0]}" if possible else engine.refused[methods[0]]
+    assert str(error.value).endswith(expected)
+
+
 def test_without_models_the_embedded_pair_is_exported() -> None:
     assert choice_of(Settings()) == Choice(TARGET, DRAFT, ("draft_model",), "auto")
     assert choice_of(Settings(method="suffix")) == Choice(TARGET, None, ("suffix",), "auto")

@@ -42,7 +42,10 @@ BAD: dict[str, list[Any]] = {
     "logits_processors": [[3], ["f"], [None], 3],
     "speculative_tokens": [-1, 1.5, True, "4", 2**63, UNPRINTABLE],
     "verification": ["", 3],
-    "prefix_caching": [None, 1, "false"],
+    **{
+        name: [None, 1, "false"]
+        for name in ("prefix_caching", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+    },
 }
 
 

@@ -19,14 +19,16 @@ from foredraft.cli import app
 from foredraft.errors import ForedraftError
 from foredraft.heads import EagleConfig, TargetShape, load_head
 from foredraft.heads.unrolled import unroll
-from foredraft.model import LanguageModel, LoadOptions, load_model
+from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, load_model
 from foredraft.train.blocks import IGNORED
 from foredraft.train.eagle3 import Eagle3Kind
 from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
 from foredraft.train.losses import DistillationLoss, TargetDistribution, distillation_loss
 from foredraft.train.objectives import fastest_autocast, in_precision
+from foredraft.train.recipe import Data, Recipe
 from foredraft.train.records import read_log
 from foredraft.train.target_logits import TargetLogits
+from foredraft.train.texts import read_data
 from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
 
 QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
@@ -203,7 +205,16 @@ def test_a_head_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> Non
             "--kind must be one of eagle3, eagle1, medusa, dflash, dspark, exit, decoder, not 'hydra'",
         ),
         (("--taps", "3", "--steps", "1"), r"--taps must be inputs of layers, 0 to 2, not \[3\]"),
-        (("--unroll", "0", "--steps", "1"), "--unroll, --layers and --intermediate-size must be at least 1"),
+        (
+            ("--unroll", "0", "--steps", "1"),
+            "--unroll, --layers, --intermediate-size and --draft-vocab-size must be at",
+        ),
+        (("--draft-vocab-size", "-5", "--steps", "1"), "--draft-vocab-size must be at least 1"),
+        (("--intermediate-size", "0", "--steps", "1"), "--intermediate-size and --draft-vocab-size must be at least 1"),
+        (("--epochs", "inf"), "epochs must be above 0 and finite, not inf"),
+        (("--epochs", "nan"), "epochs must be above 0 and finite, not nan"),
+        (("--steps", "1", "--licence", "MIT"), "--licence takes FILE=LICENCE, not 'MIT'"),
+        (("--steps", "1", "--licence", "other.txt=MIT"), "--licence other.txt: no file of that name is trained on"),
         (("--decay", "1.5", "--steps", "1"), "--decay above 0 and at most 1"),
         ((), "give exactly one of --steps, --epochs and --budget"),
         (("--quantization", "int3", "--steps", "1"), "a head can be stored in bfloat16 or int8, not 'int3'"),
@@ -217,6 +228,71 @@ def test_bad_input_is_refused_in_one_line(
     (line,) = result.stderr.splitlines()
     with pytest.raises(ForedraftError, match=message):
         raise ForedraftError(line)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "message"),
+    [
+        ("eagle3", ("--layers", "2"), "its layers is 1, not 2"),
+        ("eagle3", ("--taps", "0"), "its taps is (1, 2), not (0,)"),
+        ("eagle3", ("--draft-vocab-size", "50"), "its draft_vocab_size is 4096, not 50"),
+        ("medusa", ("--heads", "3"), "its heads is 4, not 3"),
+        ("dflash", ("--block-size", "5"), "its block_size is 8, not 5"),
+        ("dspark", ("--markov-rank", "3"), "its correction is"),
+    ],
+)
+def test_a_head_that_is_trained_further_keeps_its_shape(
+    toy: Path, text: Path, tmp_path: Path, kind: str, option: tuple[str, str], message: str
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    given = ("--kind", kind, "--steps", "1")
+    assert head(toy, text, first, *given).exit_code == 0
+    result = head(toy, text, second, *given, "--init", first, *option)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "a head that is trained further keeps its own" in result.stderr
+
+
+def test_a_head_with_its_own_lm_head_keeps_it(toy: Path, text: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert head(toy, text, first, "--steps", "1").exit_code == 0
+    result = head(toy, text, second, "--steps", "1", "--init", first, "--share-lm-head")
+    assert result.exit_code == 2
+    assert "has an lm_head of its own: leave out --share-lm-head" in result.stderr
+
+
+def test_drafts_may_be_as_long_as_texts(toy: Path, text: Path, tmp_path: Path) -> None:
+    result = head(toy, text, tmp_path / "head", "--steps", "1", "--context", "4", "--unroll", "7")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_options_that_do_not_fit_are_refused_before_texts_are_written(toy: Path, text: Path, tmp_path: Path) -> None:
+    """The same folder then takes the corrected command."""
+    out = tmp_path / "head"
+    result = head(toy, text, out, "--steps", "1", "--generations", "2", "--taps", "9")
+    assert result.exit_code == 2
+    assert not (out / "generations.jsonl").exists()
+    assert head(toy, text, out, "--steps", "1", "--generations", "2", "--taps", "2").exit_code == 0
+    assert json.loads((out / "training.json").read_text())["taps"] == [2]
+    changed = head(toy, text, out, "--steps", "1", "--generations", "2", "--taps", "1")
+    assert "contains a run with taps [2], not [1]" in changed.stderr
+
+
+def test_a_file_of_questions_must_have_some(toy: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n \n")
+    given = ("head", "--target", toy, "--out", tmp_path / "head", *QUICK, "--steps", "1", "--chats", "2")
+    result = CliRunner().invoke(app, [str(arg) for arg in ("train", *given, "--prompts", prompts)])
+    assert result.exit_code == 2
+    assert "prompts.txt contains no prompts" in result.stderr
+
+
+def test_lines_of_questions_may_end_as_on_windows(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_bytes(b"What did the cat see?\r\nWho sat?\r\n")
+    recipe = Recipe(steps=1, chats=2, prompts=(prompts,))
+    data = read_data(Data(files=()), AutoTokenizer.from_pretrained(EMBEDDED / "target"), recipe)
+    assert data.questions == ["What did the cat see?", "Who sat?"]  # type: ignore[attr-defined]
 
 
 def test_a_head_may_be_trained_on_conversations_only(toy: Path, tmp_path: Path) -> None:

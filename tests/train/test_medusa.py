@@ -166,7 +166,8 @@ def test_heads_are_trained_further(toy: Path, text: Path, tmp_path: Path) -> Non
             ("--kind", "eagle3", "--heads", "2"),
             "--heads does not apply to --kind eagle3: leave it out",
         ),
-        (("--heads", "0"), "--heads and --layers must be at least 1"),
+        (("--heads", "0"), "--heads, --layers and --draft-vocab-size must be at least 1"),
+        (("--draft-vocab-size", "-3"), "--draft-vocab-size must be at least 1"),
         (("--decay", "1.5"), "--decay above 0 and at most 1"),
     ],
 )

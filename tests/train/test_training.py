@@ -221,6 +221,8 @@ def test_a_loss_of_nan_ends_the_run(toy: Path, text: Path, tmp_path: Path) -> No
     out = tmp_path / "out"
     assert_refused(distill(toy, text, out, "--init", broken), "the loss is nan", "step 0")
     assert not (out / "config.json").exists()
+    assert distill(toy, text, out).exit_code == 0  # a run without a checkpoint has nothing to continue
+    assert len(losses(out)) == 6
 
 
 def test_bad_input_is_refused_in_one_line(toy: Path, text: Path, tmp_path: Path) -> None:
@@ -241,6 +243,8 @@ def test_bad_input_is_refused_in_one_line(toy: Path, text: Path, tmp_path: Path)
     assert_refused(distill(tmp_path / "nowhere", text, tmp_path / "b"), "nowhere")
     assert_refused(distill(toy, text, toy), "contains unrelated files")
     assert_refused(distill(toy, text, tmp_path / "b", "--validation", "code"), "NAME=FILE")
+    twice = ("--validation", f"a={text}", "--validation", f"a={empty}")
+    assert_refused(distill(toy, text, tmp_path / "b", *twice), "--validation: 'a' is given twice")
     assert_refused(distill(toy, text, tmp_path / "b", "--dtype", "int3"), "--dtype")
     assert_refused(distill(toy, text, tmp_path / "b", "--only-generations"), "--generations")
     assert_refused(run("lm", "--data", text, "--out", tmp_path / "c", "--steps", "2"), "--architecture")

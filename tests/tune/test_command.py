@@ -56,6 +56,7 @@ def test_json_has_advice_measurements_and_predictions(tuned: tuple[Any, Path]) -
 
 def test_the_file_has_the_advised_settings(tuned: tuple[Any, Path]) -> None:
     result, file = tuned
+    assert json.loads(result.stdout)["settings"]["budget"] == 20.0  # as given, loading included
     advice = json.loads(result.stdout)["advice"]
     found = Settings.read(file)
     assert (found.method, found.speculative_tokens) == (advice["method"], advice["speculative_tokens"])
@@ -112,5 +113,8 @@ def test_mistakes_are_reported_in_one_line(tmp_path: Path) -> None:
     assert_refused(run("generate", "a", "--config", bad), "gamma", "bad.toml")
     assert_refused(run("demo", "--config", tmp_path / "nowhere.toml"), "nowhere.toml")
     assert_refused(tune("--output", tmp_path / "no" / "where.toml"), "where.toml")
+    dated = tmp_path / "dated.toml"
+    dated.write_text('method = "eagle"\n[head_settings]\nx = 2020-01-01')
+    assert_refused(tune("--output", tmp_path / "a.toml", "--config", dated), "head_settings")
     assert_refused(tune("--output", tmp_path / "a.toml", "--method", "magic"), "magic")
     assert_refused(tune("--output", tmp_path / "a.toml", "--batch-size", "0"), "batch sizes")

@@ -21,26 +21,34 @@ _POINTS = 400
 
 
 def draw_plots(result: BenchResult, directory: Path) -> list[Path]:
-    """Draw the plots. -> the files. A plot that would be empty (nothing to compare, or nothing drafted) is left out."""
+    """Draw the plots. -> the files. A plot that would be empty (nothing to compare, or nothing drafted) is left out, and one that an
+    earlier benchmark left in the directory is removed."""
     plots: dict[str, tuple[Callable[[Axes, BenchResult], None], bool]] = {
         "speedup": (_draw_speedup, len(result.names) > 1),
         "latency": (_draw_latency, any(result.figures(name).inter_token_latency for name in result.names)),
         "acceptance": (_draw_acceptance, any(result.figures(name).acceptance_by_position for name in result.names)),
     }
-    return [file for name, (draw, wanted) in plots.items() if wanted for file in _draw(name, draw, result, directory)]
+    drawn = []
+    for name, (draw, wanted) in plots.items():
+        files = [directory / f"{name}.svg", directory / f"{name}.png"]
+        if wanted:
+            _draw(draw, result, files)
+            drawn += files
+        else:
+            for file in files:
+                file.unlink(missing_ok=True)
+    return drawn
 
 
-def _draw(name: str, draw: Callable[[Axes, BenchResult], None], result: BenchResult, directory: Path) -> list[Path]:
+def _draw(draw: Callable[[Axes, BenchResult], None], result: BenchResult, files: list[Path]) -> None:
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     draw(axes, result)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    files = [directory / f"{name}.svg", directory / f"{name}.png"]
     for file in files:
         figure.savefig(file, dpi=_DPI, metadata={"Date": None} if file.suffix == ".svg" else None)
-    return files
 
 
 def _style(index: int) -> dict[str, Any]:

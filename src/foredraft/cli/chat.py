@@ -93,7 +93,8 @@ class _Chat:
     def _next_line(self) -> str | None:
         """The user's next line; None at the end of input."""
         try:
-            line = self._read_edited() if self._is_interactive else sys.stdin.readline()
+            # decoded here: in a C locale Python's own text of standard input hides what is not UTF-8
+            line = self._read_edited() if self._is_interactive else sys.stdin.buffer.readline().decode()
         except EOFError:
             typer.echo()
             return None

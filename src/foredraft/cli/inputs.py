@@ -31,7 +31,8 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[Prompt]:
 
 def read_prompts_file(file: Path) -> list[Prompt]:
     """A prompt per line; in a .jsonl file an object per line."""
-    lines = [(number, line) for number, line in enumerate(read_text(file).split("\n"), start=1) if line.strip()]
+    numbered = enumerate(read_text(file).split("\n"), start=1)
+    lines = [(number, line.removesuffix("\r")) for number, line in numbered if line.strip()]
     if not lines:
         raise ForedraftError(f"{file} contains no prompts: give one per line")
     if file.suffix != ".jsonl":

@@ -86,7 +86,10 @@ def inspect(
     if quality is not None and not load:
         raise ForedraftError("--quality has to load the target: leave out --no-load")
     text = None if quality is None else read_text(quality)
-    inspection = _inspect(models, load, None if coverage is None else read_text(coverage))
+    covered = None if coverage is None else read_text(coverage)
+    if covered is not None and not covered.strip():
+        raise ForedraftError(f"{coverage} contains no text: give text of the kind that the model will write")
+    inspection = _inspect(models, load, covered)
     if coverage is not None and inspection.head is None and inspection.draft is None:
         raise ForedraftError("--coverage is about a draft's vocabulary: give --draft-model")
     report = None if text is None or not inspection.fits else _measure_quality(models, text, quality_tokens)

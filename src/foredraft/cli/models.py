@@ -280,7 +280,11 @@ class ModelOptions:
         settings = self.settings()
         arguments.check_threads(settings.num_threads)
         arguments.check_draft_len(AUTO if settings.speculative_tokens is None else settings.speculative_tokens)
-        arguments.check_numbers(cache_memory=(self.cache_bytes, 1), exit_layer=(settings.exit_layer, 1))
+        arguments.check_numbers(
+            cache_memory=(self.cache_bytes, 1),
+            exit_layer=(settings.exit_layer, 1),
+            max_speculative_tokens=(settings.max_speculative_tokens, 1),
+        )
         if settings.speculative_token_tree is not None:
             arguments.check_token_tree(settings.speculative_token_tree)
         arguments.check_thresholds(self.min_acceptance_rate, self.max_draft_bytes)

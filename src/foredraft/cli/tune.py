@@ -97,6 +97,7 @@ def tune(
             budget=max(seconds - (time.perf_counter() - started), 0.001),
             progress=show,
         )
+    result = replace(result, budget=seconds)
     _write(result, models, search.output)
     if as_json:
         typer.echo(json.dumps(as_dict(result)))
@@ -149,7 +150,8 @@ def _from_settings_file(models: ModelOptions) -> ModelOptions:
     )
     given = {name: getattr(models, name) for name in names} | {"head_settings": models.head_values}
     settings = Settings.read(models.settings_file).override(**given)
-    head_settings = None if settings.head_settings is None else json.dumps(settings.head_settings)
+    # TOML has dates, which JSON has not: as strings they are refused like any other wrong value
+    head_settings = None if settings.head_settings is None else json.dumps(settings.head_settings, default=str)
     taken = {name: getattr(settings, name) for name in names}
     return replace(models, settings_file=None, head_settings=head_settings, **taken)
 

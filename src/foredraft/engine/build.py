@@ -20,6 +20,7 @@ from foredraft.engine.models import LoadedModels
 from foredraft.engine.proposal import Drafter, grows_trees
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.token_tree import TreeShape
+from foredraft.errors import ForedraftError, shown
 from foredraft.model import LanguageModel
 from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
 from foredraft.remote import DraftServerAccess
@@ -66,6 +67,8 @@ class EngineSettings:
             cache_memory=(self.cache_memory, 1),
             seed=(self.seed, 0),
         )
+        if not isinstance(self.retain, bool):
+            raise ForedraftError(f"enable_prefix_caching must be true or false, not {shown(self.retain)}")
 
 
 class EngineBuilder:

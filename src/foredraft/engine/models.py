@@ -50,7 +50,7 @@ from foredraft.model.encoder_inputs import FeatureShape
 from foredraft.model.hub import config_of
 from foredraft.model.mask_token import mask_token_of
 from foredraft.sampling import AUTO, not_honoured
-from foredraft.utils.arguments import FOUR_BITS
+from foredraft.utils.arguments import FOUR_BITS, check_name
 from foredraft.utils.machine import this_machine
 from foredraft.vocabulary import VocabularyPair, pair_of
 
@@ -393,6 +393,7 @@ def _load_tokenizer(
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return tokenizer
     if tokenizer is not None:
+        check_name("tokenizer", tokenizer)
         return load_tokenizer(tokenizer, options)
     if isinstance(source, PreTrainedModel):
         return None

@@ -92,7 +92,7 @@ def choice_of(settings: Settings) -> Choice:
         draft,
         methods,
         tokens,
-        settings.max_speculative_tokens or MOST_DRAFT_TOKENS,
+        MOST_DRAFT_TOKENS if settings.max_speculative_tokens is None else settings.max_speculative_tokens,
         settings.exit_layer,
         quantization=settings.quantization,
         draft_quantization=settings.draft_quantization,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -41,10 +41,11 @@ WITHOUT_HEADS: Mapping[str, str] = MappingProxyType(
 
 class Translation(NamedTuple):
     """fields: the engine's own keys and values, without the target's name. differences: what will differ on that engine, one sentence
-    each."""
+    each. rounds_drafts: whether the fields say how the draft model is rounded while it is loaded."""
 
     fields: Mapping[str, Any]
     differences: tuple[str, ...] = ()
+    rounds_drafts: bool = False
 
 
 Translate = Callable[[Choice], Translation]
@@ -86,7 +87,7 @@ class Engine:
         translate = self._translation_of(choice)
         choice = self._with_head(with_loaded_head(choice), head_output)
         translation = translate(choice)
-        differences = (*translation.differences, *self._of_choice(choice))
+        differences = (*translation.differences, *self._of_choice(choice, translation))
         text = f"# {self.title} {self.version}\n{self.render(choice, translation.fields)}"
         return Export(text if text.endswith("\n") else f"{text}\n", differences)
 
@@ -97,14 +98,18 @@ class Engine:
         if len(choice.methods) > 1:
             translate = self.combinations.get(frozenset(choice.methods))
             if translate is None:
-                raise self.refusal(
-                    choice, f"it takes one method; the nearest alternative is one of them: --method {choice.methods[0]}"
-                )
+                raise self.refusal(choice, self._why_not_together(choice.methods))
             return translate
         (method,) = choice.methods
         if method in self.refused:
             raise self.refusal(choice, self.refused[method])
         return self.methods[method]
+
+    def _why_not_together(self, methods: Sequence[str]) -> str:
+        usable = next((method for method in methods if method in self.methods), None)
+        if usable is not None:
+            return f"it takes one method; the nearest alternative is one of them: --method {usable}"
+        return self.refused[methods[0]]
 
     def _with_head(self, choice: Choice, folder: Path | None) -> Choice:
         form = next((self.heads[method] for method in choice.methods if method in self.heads), None)
@@ -132,9 +137,10 @@ class Engine:
             )
             raise ForedraftError(f"{self.title} {self.version} cannot load {name}: give {wanted}")
 
-    def _of_choice(self, choice: Choice) -> tuple[str, ...]:
+    def _of_choice(self, choice: Choice, translation: Translation) -> tuple[str, ...]:
         found = [*ALWAYS, *(DRAFTING if choice.methods else ())]
-        found += [QUANTIZED] if choice.quantization or choice.draft_quantization else []
+        rounded = [choice.quantization, *([] if translation.rounds_drafts else [choice.draft_quantization])]
+        found += [QUANTIZED] if any(each not in (None, "none") for each in rounded) else []
         found += [TREES] if choice.has_trees else []
         return tuple(found)
 

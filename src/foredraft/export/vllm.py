@@ -92,15 +92,19 @@ def plug_in(choice: Choice) -> Translation:
     """foredraft's drafters inside vLLM."""
     options: dict[str, Any] = {"method": list(choice.methods), "speculative_tokens": choice.speculative_tokens}
     on_cpu = "draft_model" in choice.methods
+    rounding = choice.draft_quantization or choice.quantization
     if on_cpu:
         options["draft_model"] = choice.draft_model
+    if on_cpu and rounding not in (None, "none"):
+        options["draft_quantization"] = rounding
     tokens = choice.speculative_tokens if isinstance(choice.speculative_tokens, int) else choice.most_tokens
     fields = {
         "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens},
         "additional_config": {"foredraft": options},
     }
     more = [AUTO] if choice.is_auto else [FIXED]
-    return Translation(fields, (PLUG_IN, *more, *([ON_CPU] if on_cpu else []), SYNCHRONOUS, ROUNDS, *_SERVED))
+    differences = (PLUG_IN, *more, *([ON_CPU] if on_cpu else []), SYNCHRONOUS, ROUNDS, *_SERVED)
+    return Translation(fields, differences, rounds_drafts=on_cpu)
 
 
 def _native(method: str, choice: Choice, **options: Any) -> Translation:

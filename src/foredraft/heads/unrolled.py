@@ -53,7 +53,7 @@ def _ids_of_step(head: EagleHead, next_ids: Tensor, step: int) -> Tensor:
     """[B, L], the ids that the rows read"""
     if step and head.config.mask_token is not None:
         return torch.full_like(next_ids, head.config.mask_token)
-    return functional.pad(next_ids[:, step:], (0, step))
+    return functional.pad(next_ids[:, step:], (0, min(step, next_ids.shape[1])))
 
 
 def _layer(layer: Any, embeds: Tensor, x: Tensor, angles: tuple[Tensor, Tensor], store: _KeysAndValues) -> Tensor:

@@ -83,7 +83,8 @@ class LoadOptions:
         if dtype == torch.float16 and self.torch_device().type == "cpu":
             logger.warning("float16 is slow on a CPU and has a narrow range: loading in bfloat16")
             dtype = torch.bfloat16
-        assert isinstance(dtype, torch.dtype)
+        if not isinstance(dtype, torch.dtype):
+            raise ModelError(f"dtype must be auto, {', '.join(DTYPES)}, not {dtype!r}")
         return dtype
 
 

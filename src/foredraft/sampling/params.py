@@ -22,6 +22,7 @@ AUTO = "auto"
 GREEDY_BELOW = 1e-5
 
 _CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "prefix_caching")
 _NUMBERS: dict[str, tuple[type | UnionType, bool]] = {
     "n": (int, False),
     "top_k": (int, True),
@@ -173,8 +174,9 @@ class SamplingParams:
             if isinstance(value, bool) or not isinstance(value, kind) or infinite:
                 what = "an integer" if kind is int else "a finite number"
                 raise ForedraftError(f"{name} must be {what}, not {shown(value)}")
-        if not isinstance(self.prefix_caching, bool):
-            raise ForedraftError(f"prefix_caching must be true or false, not {shown(self.prefix_caching)}")
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ForedraftError(f"{name} must be true or false, not {shown(getattr(self, name))}")
         if not _is_draft_len(self.speculative_tokens):
             raise ForedraftError(
                 f'speculative_tokens must be an integer from 0 (plain decoding) to 2^63 - 1, or "{AUTO}", '

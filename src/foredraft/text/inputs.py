@@ -23,7 +23,11 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """One conversation or several. A list of dicts is one conversation."""
+    """One conversation or several. A list of dicts is one conversation. Raises ForedraftError for anything but lists."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise ForedraftError(
+            f"messages must be a list of messages, or a list of conversations, not {type(messages).__name__}"
+        )
     if messages and all(isinstance(m, Mapping) for m in messages):
         return [messages]  # type: ignore[list-item]
     return list(messages)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from foredraft.heads.config import Markov
 from foredraft.heads.saving import save_block_head
 from foredraft.model import LanguageModel
 from foredraft.train.block_drafts import BlockDrafts, num_anchors
-from foredraft.train.head_kinds import MakeObjective, architectures_of
+from foredraft.train.head_kinds import MakeObjective, architectures_of, check_kept, unless_default
 from foredraft.train.head_student import default_taps, new_block_head, rarest_id
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
@@ -46,8 +46,8 @@ class DFlashKind:
     kernels: ClassVar[str] = "auto"
 
     def __post_init__(self) -> None:
-        sizes = (self.layers, self.intermediate_size or 1, self.anchor_every, self.block_size - 1)
-        if min(sizes) < 1 or not 0 < self.decay <= 1:
+        sizes = (self.layers, self.intermediate_size, self.anchor_every, self.block_size - 1)
+        if any(size is not None and size < 1 for size in sizes) or not 0 < self.decay <= 1:
             raise ForedraftError(
                 "--layers, --intermediate-size and --anchor-every must be at least 1, --block-size at least 2, and --decay above 0 "
                 "and at most 1"
@@ -81,9 +81,17 @@ class DFlashKind:
         """See HeadKind."""
         checkpoint, ends = load_head(source, TargetShape.of(target.hf.config)), TargetEnds(target.hf)
         config = checkpoint.config
-        is_kind = isinstance(config, DFlashConfig) and config.kind == self.name.lower()
-        if not is_kind or config.target_ids is not None:
+        if not isinstance(config, DFlashConfig) or config.kind != self.name.lower() or config.target_ids is not None:
             raise ForedraftError(f"{source}: must be a {self.name} head that drafts all ids")
+        check_kept(
+            source,
+            taps=(self.taps, config.taps),
+            layers=(unless_default(self.layers, 1), config.layer.num_hidden_layers),
+            intermediate_size=(self.intermediate_size, config.layer.intermediate_size),
+            block_size=(unless_default(self.block_size, 8), config.block_size),
+            mask_token=(self.mask_token, config.mask_token),
+            correction=(unless_default(self.correction, Markov(64)), config.correction),
+        )
         if not config.owns_lm_head:
             checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(None))
         return _to_train(DFlashHead.of(checkpoint, ends.embed, ends.lm_head))

@@ -17,7 +17,7 @@ from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, loa
 from foredraft.heads.config import projected_eagle1
 from foredraft.heads.saving import save_eagle1
 from foredraft.model import LanguageModel
-from foredraft.train.head_kinds import MakeObjective, architectures_of
+from foredraft.train.head_kinds import MakeObjective, architectures_of, check_kept
 from foredraft.train.head_student import check_taps, default_taps
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
@@ -78,6 +78,7 @@ class Eagle1Kind:
         config = checkpoint.config
         if not isinstance(config, EagleConfig) or not config.projects_features:
             raise ForedraftError(f"{source}: must be a head that was made by --kind eagle1")
+        check_kept(source, taps=(self.taps, config.taps))
         return EagleHead.of(checkpoint, ends.embed, ends.lm_head).requires_grad_(True)
 
     def num_logits(self, head: EagleHead, target: LanguageModel) -> int:

@@ -13,7 +13,7 @@ from foredraft.errors import ForedraftError
 from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
 from foredraft.heads.saving import save_eagle3
 from foredraft.model import LanguageModel
-from foredraft.train.head_kinds import MakeObjective, architectures_of
+from foredraft.train.head_kinds import MakeObjective, architectures_of, check_kept, unless_default
 from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
@@ -42,16 +42,17 @@ class Eagle3Kind:
     kernels: ClassVar[str] = "auto"
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1 or not 0 < self.decay <= 1 or self.layers < 1 or (self.intermediate_size or 1) < 1:
+        sizes = (self.num_steps, self.layers, self.intermediate_size, self.draft_vocab_size)
+        if any(size is not None and size < 1 for size in sizes) or not 0 < self.decay <= 1:
             raise ForedraftError(
-                "--unroll, --layers and --intermediate-size must be at least 1, and --decay above 0 and at most 1"
+                "--unroll, --layers, --intermediate-size and --draft-vocab-size must be at least 1, and --decay above 0 and at most 1"
             )
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> EagleHead:
         """See HeadKind."""
         config = target.hf.config.get_text_config()
         vocab_size = int(config.vocab_size)
-        ids = frequent_ids(texts, self.draft_vocab_size or vocab_size, vocab_size)
+        ids = frequent_ids(texts, self.draft_vocab_size, vocab_size)
         taps = self.taps or default_taps(int(config.num_hidden_layers))
         return self._to_train(new_eagle3(target, taps, ids, seed, self.layers, self.intermediate_size))
 
@@ -61,7 +62,19 @@ class Eagle3Kind:
         config = checkpoint.config
         if not isinstance(config, EagleConfig) or config.kind != "eagle3" or config.mask_token is not None:
             raise ForedraftError(f"{source}: must be an EAGLE-3 head")
-        if not checkpoint.config.owns_lm_head:
+        if self.shares_lm_head and config.owns_lm_head:
+            raise ForedraftError(f"{source}: has an lm_head of its own: leave out --share-lm-head")
+        check_kept(
+            source,
+            taps=(self.taps, config.taps),
+            layers=(unless_default(self.layers, 1), config.layer.num_hidden_layers),
+            intermediate_size=(self.intermediate_size, config.layer.intermediate_size),
+            draft_vocab_size=(
+                self.draft_vocab_size and min(self.draft_vocab_size, config.vocab_size),
+                config.draft_vocab_size,
+            ),
+        )
+        if not config.owns_lm_head:
             checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))
         return self._to_train(EagleHead.of(checkpoint, ends.embed, ends.lm_head))
 

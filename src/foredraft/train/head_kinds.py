@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import nn
 
+from foredraft.errors import ForedraftError
 from foredraft.model import LanguageModel
 from foredraft.train.losses import DistillationLoss
 from foredraft.train.model_card import Student
@@ -16,6 +17,7 @@ from foredraft.train.objectives import Objective
 from foredraft.train.recipe import Recipe
 
 Head = TypeVar("Head", bound=nn.Module)
+Value = TypeVar("Value")
 
 MakeObjective = Callable[[DistillationLoss], Objective]
 """-> what a step minimises"""
@@ -55,6 +57,20 @@ class HeadKind(Protocol[Head]):
 
     def describe(self, head: Head, target_name: str, recipe: Recipe) -> Student:
         """The head's description for the model card."""
+
+
+def check_kept(source: str, **settings: tuple[object, object]) -> None:
+    """settings: by name, what was asked for (None: nothing) and what a head has that is trained further. Raises ForedraftError if they
+    differ, because such a head keeps its own."""
+    for name, (wanted, actual) in settings.items():
+        if wanted is not None and wanted != actual:
+            raise ForedraftError(
+                f"{source}: its {name} is {actual}, not {wanted}: a head that is trained further keeps its own"
+            )
+
+
+def unless_default(value: Value, default: Value) -> Value | None:
+    return None if value == default else value
 
 
 def architectures_of(target: LanguageModel) -> list[str]:

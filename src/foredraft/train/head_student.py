@@ -25,9 +25,10 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(2, num_layers - 1), num_layers // 2, num_layers - 1}))
 
 
-def frequent_ids(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> Tensor | None:
-    """The ids that occur most often, in ascending order; None: the whole vocabulary. If too few ids occur, others fill up the rest."""
-    if size >= vocab_size:
+def frequent_ids(texts: Sequence[Sequence[int]], size: int | None, vocab_size: int) -> Tensor | None:
+    """This many of the ids that occur most often, in ascending order; None: the whole vocabulary. If too few ids occur, others fill up
+    the rest."""
+    if size is None or size >= vocab_size:
         return None
     return _counts(texts, vocab_size).argsort(descending=True, stable=True)[:size].sort().values
 

@@ -68,14 +68,13 @@ class _HeadRun:
             **arguments_of(self.data, self.kind, self.recipe, texts.files),
         }
         folder.check_arguments(arguments)
+        if (self.recipe.generations or self.recipe.chats) and not folder.checkpoints:
+            # what does not fit is refused before the target writes texts, which may take hours
+            self._target_and_head(folder, texts.texts)
         folder.begin(arguments)
         share = self.data.validation_share
         texts = texts.with_written(Writer(self.target, tokenizer, self.recipe, share, self.out, self.watch))
-        self.watch.stage("loading")
-        target = load_model(self.target, LoadOptions(device="cpu", kernels=self.kind.kernels))
-        _check_kind(target, self.kind, self.data)
-        target.take_over()
-        head = self._head(target, folder, texts.texts)
+        target, head = self._target_and_head(folder, texts.texts)
         objectives, served = self._objectives(head, target)
         tasks = texts.tasks(objectives, self.recipe)
         trainer = self._trainer(head, target, tasks, served, texts, folder)
@@ -88,11 +87,15 @@ class _HeadRun:
             folder.publish(partial(self._publish, head, target, card))
         return outcome
 
-    def _head(self, target: LanguageModel, folder: RunFolder, texts: Sequence[Sequence[int]]) -> nn.Module:
-        """The head to train: from the last checkpoint, from kind.init, or new."""
+    def _target_and_head(self, folder: RunFolder, texts: Sequence[Sequence[int]]) -> tuple[LanguageModel, nn.Module]:
+        """The target, and the head to train: from the last checkpoint, from kind.init, or new. Raises ForedraftError if they do not fit."""
+        self.watch.stage("loading")
+        target = load_model(self.target, LoadOptions(device="cpu", kernels=self.kind.kernels))
+        _check_kind(target, self.kind, self.data)
+        target.take_over()
         source = str(folder.checkpoints[-1]) if folder.checkpoints else self.kind.init
         kind: HeadKind[nn.Module] = self.kind
-        return kind.new(target, texts, self.recipe.seed) if source is None else kind.load(source, target)
+        return target, kind.new(target, texts, self.recipe.seed) if source is None else kind.load(source, target)
 
     def _objectives(self, head: nn.Module, target: LanguageModel) -> tuple[list[Objective], Objective]:
         """-> an objective for each served temperature, and the objective of validation"""

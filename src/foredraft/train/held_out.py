@@ -36,7 +36,7 @@ def held_out_text(llm: LLM, document: HeldOutDocument, prompt_len: int) -> HeldO
 
 def beginning(document: HeldOutDocument, num_characters: int) -> str:
     """A prompt for the target: the beginning of a text, or the source of a pair."""
-    return document.source if isinstance(document, Pair) else document[:num_characters].strip()
+    return document.source if isinstance(document, Pair) else document.strip()[:num_characters].rstrip()
 
 
 def _check_kind(llm: LLM, document: HeldOutDocument) -> None:

@@ -14,7 +14,7 @@ from foredraft.errors import ForedraftError
 from foredraft.heads import MedusaConfig, MedusaHead, TargetEnds, TargetShape, load_head
 from foredraft.heads.saving import save_medusa
 from foredraft.model import LanguageModel
-from foredraft.train.head_kinds import MakeObjective
+from foredraft.train.head_kinds import MakeObjective, check_kept, unless_default
 from foredraft.train.head_student import frequent_ids, lm_head_rows
 from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
@@ -42,13 +42,16 @@ class MedusaKind:
     kernels: ClassVar[str] = "auto"
 
     def __post_init__(self) -> None:
-        if self.num_heads < 1 or not 0 < self.decay <= 1 or self.layers < 1:
-            raise ForedraftError("--heads and --layers must be at least 1, and --decay above 0 and at most 1")
+        sizes = (self.num_heads, self.layers, self.draft_vocab_size)
+        if any(size is not None and size < 1 for size in sizes) or not 0 < self.decay <= 1:
+            raise ForedraftError(
+                "--heads, --layers and --draft-vocab-size must be at least 1, and --decay above 0 and at most 1"
+            )
 
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> MedusaHead:
         """See HeadKind. Nothing is random: each head begins as the target's lm_head, after blocks that change nothing."""
         shape = TargetShape.of(target.hf.config)
-        ids = frequent_ids(texts, self.draft_vocab_size or shape.vocab_size, shape.vocab_size)
+        ids = frequent_ids(texts, self.draft_vocab_size, shape.vocab_size)
         config = MedusaConfig(
             num_heads=self.num_heads,
             num_blocks=self.layers,
@@ -71,8 +74,19 @@ class MedusaKind:
     def load(self, source: str, target: LanguageModel) -> MedusaHead:
         """See HeadKind."""
         checkpoint = load_head(source, TargetShape.of(target.hf.config))
-        if not isinstance(checkpoint.config, MedusaConfig) or not checkpoint.config.owns_lm_head:
+        config = checkpoint.config
+        if not isinstance(config, MedusaConfig) or not config.owns_lm_head:
             raise ForedraftError(f"{source}: must contain Medusa heads with an lm_head of their own")
+        check_kept(
+            source,
+            heads=(unless_default(self.num_heads, 4), config.num_heads),
+            layers=(unless_default(self.layers, 1), config.num_blocks),
+            own_lm_heads=(unless_default(self.own_lm_heads, False), not config.shares_lm_head),
+            draft_vocab_size=(
+                self.draft_vocab_size and min(self.draft_vocab_size, config.vocab_size),
+                config.draft_vocab_size,
+            ),
+        )
         return MedusaHead.of(checkpoint, TargetEnds(target.hf).lm_head).requires_grad_(True)
 
     def num_logits(self, head: MedusaHead, target: LanguageModel) -> int:

@@ -108,8 +108,9 @@ class Recipe:
             raise ForedraftError("give exactly one of --steps, --epochs and --budget: how long to train")
         for name, least in (("context", 2), ("batch_size", 1), ("seed", 0), ("generations", 0), ("chats", 0)):
             _check_at_least(name, getattr(self, name), least)
-        if getattr(self, given[0]) <= 0:
-            raise ForedraftError(f"{given[0]} must be above 0, not {getattr(self, given[0])}")
+        length = getattr(self, given[0])
+        if not 0 < length < float("inf"):
+            raise ForedraftError(f"{given[0]} must be above 0 and finite, not {length}")
 
     def _check_temperatures(self) -> None:
         for temperature in self.temperatures:

@@ -40,13 +40,25 @@ class RunFolder:
             raise ForedraftError(f"{out} contains unrelated files: give --out a new folder or an empty one")
 
     def begin(self, arguments: dict[str, Any]) -> None:
-        """Create the folder, remove partial files that a kill left, and write the arguments."""
+        """Create the folder, remove partial files that a kill left, and write the arguments. A run that has left nothing to continue
+        begins anew."""
+        has_results = self._has_results()
         with writing(self.out):
             (self.out / _FOLDER).mkdir(parents=True, exist_ok=True)
             for partial in [*self.out.glob(f"{_PARTIAL}*"), *(self.out / _FOLDER).glob(f"{_PARTIAL}*")]:
                 shutil.rmtree(partial, ignore_errors=True)
-        if not (self.out / ARGUMENTS).exists():
+            if not has_results:
+                (self.out / LOG).unlink(missing_ok=True)
+        if not has_results:
             self.write_text(ARGUMENTS, json.dumps(arguments, indent=1) + "\n")
+
+    def _has_results(self) -> bool:
+        """Whether there is anything to continue: a checkpoint, or texts that the target has written."""
+        others = (ARGUMENTS, LOG, _FOLDER)
+        files = self.out.iterdir() if self.out.exists() else ()
+        return bool(self.checkpoints) or any(
+            path.name not in others and not path.name.startswith(_PARTIAL) for path in files
+        )
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -54,9 +66,10 @@ class RunFolder:
         return sorted((self.out / _FOLDER).glob(f"{_STEP}*"), key=lambda path: int(path.name.removeprefix(_STEP)))
 
     def check_arguments(self, arguments: dict[str, Any]) -> None:
-        """Raises ForedraftError, naming the first argument that differs from those of the run in this folder."""
+        """Raises ForedraftError, naming the first argument that differs from those of the run in this folder, unless that run has left
+        nothing to continue."""
         file = self.out / ARGUMENTS
-        if not file.exists():
+        if not file.exists() or not self._has_results():
             return
         try:
             stored = json.loads(file.read_text())

@@ -85,7 +85,7 @@ class TrainingTexts:
         if recipe.prompts and not recipe.chats:
             raise ForedraftError("give --chats: the number of conversations for the target to write from --prompts")
         files = [_read(path, data) for path in data.files]
-        questions = [read_file(path, separator="\n", field=data.text_field) for path in recipe.prompts]
+        questions = [question for path in recipe.prompts for question in _read_questions(path, data)]
         documents, validation = _split([document for file in files for document in file.documents], data)
         if data.files and not documents:
             raise ForedraftError(f"{', '.join(str(path) for path in data.files)}: there is no text to train on")
@@ -96,7 +96,7 @@ class TrainingTexts:
         return cls(
             files,
             tokenize(documents, tokenizer),
-            [question for file in questions for question in file.documents],
+            questions,
             {kind: _some(of_kind) for kind, of_kind in blocks.items()},
             tokenizer.eos_token_id,
         )
@@ -179,6 +179,14 @@ def _some(blocks: Blocks) -> Blocks:
 
 def _read(path: Path, data: Data) -> SourceFile[str]:
     return read_file(path, separator=data.separator, separator_line=data.separator_line, field=data.text_field)
+
+
+def _read_questions(path: Path, data: Data) -> list[str]:
+    """One per line or .jsonl record. Raises ForedraftError if there is none."""
+    documents = read_file(path, separator="\n", field=data.text_field).documents
+    if not documents:
+        raise ForedraftError(f"{path} contains no prompts: give one per line")
+    return [document.removesuffix("\r") for document in documents]
 
 
 def _split(documents: list[str], data: Data) -> tuple[list[str], Mapping[str, tuple[str, ...]]]:

@@ -39,6 +39,13 @@ def check_numbers(**settings: tuple[int | None, int]) -> None:
             raise ForedraftError(f"{name} must be at most 2^63 - 1, not {shown(value)}")
 
 
+def check_name(name: str, value: object, or_object: type | None = None) -> None:
+    """Raises ForedraftError unless the value is a string, a path, None, or an object of the given class."""
+    if value is not None and not isinstance(value, (str, os.PathLike, *(() if or_object is None else (or_object,)))):
+        objects = "" if or_object is None else f", or a {or_object.__name__}"
+        raise ForedraftError(f"{name} must be a name or a path{objects}, not {shown(value)}")
+
+
 def check_threads(num_threads: int | None) -> None:
     """Raises ForedraftError for more than 4 threads per core: they would only wait for each other, and a thousand of them
     make a machine unusable."""

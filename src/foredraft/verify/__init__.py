@@ -59,6 +59,8 @@ __all__ = [
 
 def checked_rules(rules: Mapping[str, Rule]) -> Mapping[str, Rule]:
     """Check a user's rules, by name. Raises ForedraftError for a name that is taken, and for a rule that is not callable."""
+    if not isinstance(rules, Mapping):
+        raise ForedraftError(f"verification_rules must map names to rules, not be {type(rules).__name__}")
     for name, rule in rules.items():
         if not isinstance(name, str) or not name or name in VERIFICATIONS:
             raise ForedraftError(f"a verification rule needs a name of its own, not {name!r}")

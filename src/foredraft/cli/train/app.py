@@ -24,12 +24,14 @@ def require_sources(models: Iterable[str], files: Iterable[Path]) -> None:
             raise ForedraftError(f"{file}: cannot be read: {'it is a directory' if file.is_dir() else 'no such file'}")
 
 
-def parse_named(items: Sequence[str] | None, option: str) -> dict[str, str]:
-    """items: values of this option, each NAME=FILE. Raises ForedraftError for any other form."""
-    named = {}
+def parse_named(items: Sequence[str] | None, option: str, form: str = "NAME=FILE") -> dict[str, str]:
+    """items: values of this option, each of the given form. Raises ForedraftError for any other form, and for a name that is given twice."""
+    named: dict[str, str] = {}
     for item in items or ():
-        name, equals, file = item.partition("=")
-        if not equals or not name or not file:
-            raise ForedraftError(f"{option} takes NAME=FILE, not {item!r}")
-        named[name] = file
+        name, equals, value = item.partition("=")
+        if not equals or not name or not value:
+            raise ForedraftError(f"{option} takes {form}, not {item!r}")
+        if name in named:
+            raise ForedraftError(f"{option}: {name!r} is given twice: give each {form.partition('=')[0]} once")
+        named[name] = value
     return named

@@ -90,21 +90,28 @@ class DataOptions:
         return [*(self.data or ()), *(self.pairs or ()), *(self.exclude or ()), *self._validation().values()]
 
     def of(self, documents: DocumentOptions) -> Data:
-        """Raises ForedraftError if both texts and pairs are given."""
+        """Raises ForedraftError if both texts and pairs are given, and for a licence of a file that is not."""
         from foredraft.train import Data
 
         if self.data and self.pairs:
             raise ForedraftError(
                 "give --data, texts for a decoder-only model, or --pairs for an encoder-decoder, not both"
             )
+        files = tuple(self.pairs or self.data or ())
+        licences = parse_named(self.licence, "--licence", "FILE=LICENCE")
+        unknown = next((name for name in licences if name not in {file.name for file in files}), None)
+        if unknown is not None:
+            raise ForedraftError(
+                f"--licence {unknown}: no file of that name is trained on: give its name without the folder"
+            )
         return Data(
-            files=tuple(self.pairs or self.data or ()),
+            files=files,
             are_pairs=bool(self.pairs),
             exclude=tuple(self.exclude or ()),
             validation=self._validation(),
             validation_share=self.validation_share,
             **asdict(documents),
-            licences=parse_named(self.licence, "--licence"),
+            licences=licences,
         )
 
     def _validation(self) -> dict[str, Path]:
