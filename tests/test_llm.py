@@ -374,7 +374,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
         ({"dtype": 5}, "dtype must be auto, float32, bfloat16, float16, not 5"),
         ({"model": 5}, "model must be a name or a path, or a PreTrainedModel, not 5"),
         ({"draft_model": 5}, "draft_model must be a name or a path, or a PreTrainedModel, not 5"),
-        ({"tokenizer": 5}, "tokenizer must be a name or a path, not 5"),
+        ({"tokenizer": 5}, "tokenizer must be a name or a path, or a PreTrainedTokenizerBase, not 5"),
         ({"config": 5}, "config must be a name or a path, not 5"),
         ({"verification_rules": 5}, "verification_rules must map names to rules, not be int"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be true or false, not 'no'"),

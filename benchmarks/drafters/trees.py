@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", type=json.loads, default=[])
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    if args.prompts % args.batch:
+    if args.batch < 1 or args.prompts % args.batch:
         parser.error("--prompts must be a multiple of --batch")
     torch.set_num_threads(args.threads)
     given = LLM(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from foredraft import LLM, SamplingParams
 from tests.cli.conftest import TEMPLATE
-from tests.command_line import QUICK, assert_refused, in_a_terminal, run
+from tests.command_line import COMMAND, QUICK, assert_refused, environment, in_a_terminal, run
 
 
 def test_chat_needs_a_template() -> None:
@@ -30,9 +31,14 @@ def test_chat_remembers_earlier_turns(llm: LLM, template: Path) -> None:
     assert result.stdout == said
 
 
-def test_input_that_is_not_utf8_is_refused(template: Path) -> None:
-    options = ("--chat-template", template, "--max-tokens", "2", *QUICK)
-    assert_refused(run("chat", *options, stdin=b"caf\xe9\n"), "standard input is not UTF-8 text")
+@pytest.mark.slow
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_input_that_is_not_utf8_is_refused(template: Path, locale: str) -> None:
+    args = [str(arg) for arg in ("chat", "--chat-template", template, "--max-tokens", "2", *QUICK)]
+    given = environment() | {"LC_ALL": locale}
+    result = subprocess.run([*COMMAND, *args], input=b"caf\xe9\n", capture_output=True, env=given, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == b"error: standard input is not UTF-8 text"
 
 
 def test_a_model_with_a_chat_template_needs_no_option(chat_model: Path) -> None:

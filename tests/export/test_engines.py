@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -250,6 +251,16 @@ def test_weights_that_are_not_rounded_are_not_reported() -> None:
     assert not any("rounding of weights" in each for each in differences)
 
 
+def test_the_plug_in_does_not_round_a_quantized_draft(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(DRAFT, draft)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+    settings = Settings(model=TARGET, draft_model=str(draft), method="suffix+draft_model", quantization="int8")
+    options = options_of(ENGINES["vllm"].export(choice_of(settings)).text)
+    assert "draft_quantization" not in options["additional_config"]["foredraft"]
+
+
 @pytest.mark.parametrize(
     ("rounding", "expected"),
     [
@@ -265,14 +276,21 @@ def test_the_plug_in_rounds_its_draft_model(rounding: dict[str, str], expected: 
     assert any("rounding of weights" in each for each in exported.differences) == ("quantization" in rounding)
 
 
-@pytest.mark.parametrize("name", sorted(ENGINES))
-def test_the_nearest_to_several_methods_is_one_that_it_takes(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        (name, methods)
+        for name, engine in ENGINES.items()
+        for methods in (("suffix", "ngram"), ("suffix", "draft_model"))
+        if frozenset(methods) not in engine.combinations
+    ],
+)
+def test_the_nearest_to_several_methods_is_one_that_it_takes(
+    name: str, methods: tuple[str, ...], tmp_path: Path
+) -> None:
     """If it takes none of them, the refusal is that of the first one."""
     engine = ENGINES[name]
     gguf = gguf_files(tmp_path) if engine.reads_gguf else None
-    methods = ("suffix", "ngram")
-    if frozenset(methods) in engine.combinations:
-        return
     with pytest.raises(ForedraftError) as error:
         engine.export(choice("+".join(methods), 4, gguf))
     possible = [method for method in methods if method in engine.methods]

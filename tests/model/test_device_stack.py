@@ -98,6 +98,8 @@ def test_logits_and_features_are_those_of_transformers(name: str, is_batch_invar
     error = (torch.cat(parts) - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.max() < 1e-4
     assert cache.region(0).tokens == tokens
+    tokens += [5, 6]
+    model.read([Read(0, tokens[-2:], 1)], cache)  # the features of rows without logits are kept, too
     features = cache.features(0)
     assert features is not None
     assert torch.allclose(features.cpu(), hidden_states(hf, tokens, taps), atol=1e-3)

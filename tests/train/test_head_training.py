@@ -27,9 +27,11 @@ from foredraft.train.losses import DistillationLoss, TargetDistribution, distill
 from foredraft.train.objectives import fastest_autocast, in_precision
 from foredraft.train.recipe import Data, Recipe
 from foredraft.train.records import read_log
+from foredraft.train.run_folder import RunFolder
 from foredraft.train.target_logits import TargetLogits
 from foredraft.train.texts import read_data
 from foredraft.train.unrolled_drafts import TargetStates, UnrolledDrafts
+from tests.train.interrupted import stopping_after
 
 QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1")
 
@@ -233,16 +235,17 @@ def test_bad_input_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("kind", "option", "message"),
     [
-        ("eagle3", ("--layers", "2"), "its layers is 1, not 2"),
-        ("eagle3", ("--taps", "0"), "its taps is (1, 2), not (0,)"),
-        ("eagle3", ("--draft-vocab-size", "50"), "its draft_vocab_size is 4096, not 50"),
-        ("medusa", ("--heads", "3"), "its heads is 4, not 3"),
-        ("dflash", ("--block-size", "5"), "its block_size is 8, not 5"),
-        ("dspark", ("--markov-rank", "3"), "its correction is"),
+        ("eagle3", ("--layers", "2"), "--layers 1, not 2"),
+        ("eagle3", ("--taps", "0"), "--taps (1, 2), not (0,)"),
+        ("eagle3", ("--draft-vocab-size", "50"), "--draft-vocab-size 4096, not 50"),
+        ("medusa", ("--heads", "3"), "--heads 4, not 3"),
+        ("medusa", ("--own-lm-heads",), "--own-lm-heads False, not True"),
+        ("dflash", ("--block-size", "5"), "--block-size 8, not 5"),
+        ("dspark", ("--markov-rank", "3"), "--markov-rank 64, not 3"),
     ],
 )
 def test_a_head_that_is_trained_further_keeps_its_shape(
-    toy: Path, text: Path, tmp_path: Path, kind: str, option: tuple[str, str], message: str
+    toy: Path, text: Path, tmp_path: Path, kind: str, option: tuple[str, ...], message: str
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     given = ("--kind", kind, "--steps", "1")
@@ -253,6 +256,33 @@ def test_a_head_that_is_trained_further_keeps_its_shape(
     assert "a head that is trained further keeps its own" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--kind", "eagle3", "--layers", "2", "--taps", "0", "--draft-vocab-size", "512", "--share-lm-head"),
+        ("--kind", "eagle3", "--draft-vocab-size", "5000", "--intermediate-size", "8"),
+        ("--kind", "medusa", "--heads", "2", "--layers", "2", "--draft-vocab-size", "512", "--own-lm-heads"),
+        ("--kind", "dflash", "--block-size", "4", "--mask-token", "9", "--taps", "0"),
+        ("--kind", "dspark", "--markov-rank", "8", "--markov-kind", "gated"),
+        ("--kind", "dspark", "--markov-kind", "gated"),
+        ("--kind", "exit", "--exit-layer", "2", "--adapter-size", "32"),
+    ],
+    ids=" ".join,
+)
+def test_the_options_of_a_head_continue_it(toy: Path, text: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """An interrupted run is resumed, and the finished head is trained further with the same options."""
+    out = tmp_path / "head"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foredraft.train.training.stop_on_signal", stopping_after(1))
+        assert head(toy, text, out, "--steps", "2", *options).exit_code == 130
+    resumed = head(toy, text, out, "--steps", "2", *options)
+    assert resumed.exit_code == 0, resumed.stderr
+    if "5000" in options:  # all ids: fewer than the number that was given
+        options = options[:2]
+    further = head(toy, text, tmp_path / "further", "--steps", "1", *options, "--init", out)
+    assert further.exit_code == 0, further.stderr
+
+
 def test_a_head_with_its_own_lm_head_keeps_it(toy: Path, text: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert head(toy, text, first, "--steps", "1").exit_code == 0
@@ -261,9 +291,25 @@ def test_a_head_with_its_own_lm_head_keeps_it(toy: Path, text: Path, tmp_path: P
     assert "has an lm_head of its own: leave out --share-lm-head" in result.stderr
 
 
-def test_drafts_may_be_as_long_as_texts(toy: Path, text: Path, tmp_path: Path) -> None:
-    result = head(toy, text, tmp_path / "head", "--steps", "1", "--context", "4", "--unroll", "7")
-    assert result.exit_code == 0, result.stderr
+def test_drafts_may_be_longer_than_texts(toy: Path, text: Path, tmp_path: Path) -> None:
+    """Steps beyond a text compare nothing, so they change its loss only by their weights."""
+    results = [
+        head(toy, text, tmp_path / str(depth), "--steps", "1", "--context", "4", "--unroll", str(depth), "--decay", "1")
+        for depth in (3, 7)
+    ]
+    assert [result.exit_code for result in results] == [0, 0], results[1].stderr
+    losses = [read_log(tmp_path / str(depth) / "log.jsonl")[0]["loss"] for depth in (3, 7)]
+    assert losses[1] == pytest.approx(losses[0] * 3 / 7, rel=1e-4)
+
+
+def test_another_process_does_not_train_in_the_folder(toy: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    with RunFolder(out).locked():
+        result = head(toy, text, out, "--steps", "1")
+    assert result.exit_code == 2
+    assert "another process is training there: wait for it, or give another --out" in result.stderr
+    assert not out.exists()
+    assert head(toy, text, out, "--steps", "1").exit_code == 0
 
 
 def test_options_that_do_not_fit_are_refused_before_texts_are_written(toy: Path, text: Path, tmp_path: Path) -> None:

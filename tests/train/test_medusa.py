@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from foredraft.train.medusa import PlacedDrafts
 from foredraft.train.records import read_log
 from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetStates
+from tests.train.interrupted import stopping_after
 
 QUICK = ("--kind", "medusa", "--context", "16", "--batch-size", "2", "--num-threads", "1")
 
@@ -179,14 +178,3 @@ def test_bad_input_is_refused_in_one_line(
     (line,) = result.stderr.splitlines()
     with pytest.raises(ForedraftError, match=message):
         raise ForedraftError(line)
-
-
-def stopping_after(num_steps: int) -> Any:
-    """Replaces stop_on_signal: as if a signal came after num_steps steps."""
-
-    @contextmanager
-    def stop() -> Iterator[Any]:
-        count = iter(range(1000))
-        yield lambda: next(count) >= num_steps
-
-    return stop

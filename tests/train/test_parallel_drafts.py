@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ from foredraft.train.run_folder import save_model
 from foredraft.train.students import load_for_training
 from foredraft.train.text_acceptance import ParallelDraftModel, acceptance_on, draft_of
 from tests.heads.random_heads import embedded_pard
+from tests.train.interrupted import stopping_after
 
 QUICK = ("--context", "16", "--batch-size", "2", "--num-threads", "1", "--validation-share", "0.2")
 MASK = 77
@@ -148,12 +147,6 @@ def test_a_draft_is_trained_and_writes_in_one_pass(toy: Path, text: Path, tmp_pa
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "more").config.vocab_size == saved.config.vocab_size
 
 
-@contextmanager
-def stopping_after(steps: int) -> Iterator[Any]:
-    calls = iter(range(steps))
-    yield lambda: next(calls, None) is None
-
-
 def test_an_interrupted_run_resumes_where_it_stopped(
     toy: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +155,7 @@ def test_an_interrupted_run_resumes_where_it_stopped(
     asked = ("--steps", "6", "--parallel-tokens", "3", "--checkpoint-every", "0s")
     assert train(toy, text, whole, *asked).exit_code == 0
     with monkeypatch.context() as patch:
-        patch.setattr("foredraft.train.training.stop_on_signal", lambda: stopping_after(3))
+        patch.setattr("foredraft.train.training.stop_on_signal", stopping_after(3))
         assert train(toy, text, cut, *asked).exit_code == 130
     assert train(toy, text, cut, *asked).exit_code == 0
     assert len(read_log(cut / "log.jsonl")) == 6

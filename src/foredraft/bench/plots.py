@@ -28,13 +28,13 @@ def draw_plots(result: BenchResult, directory: Path) -> list[Path]:
         "latency": (_draw_latency, any(result.figures(name).inter_token_latency for name in result.names)),
         "acceptance": (_draw_acceptance, any(result.figures(name).acceptance_by_position for name in result.names)),
     }
-    drawn = []
+    drawn, is_used = [], (directory / "results.json").exists()
     for name, (draw, wanted) in plots.items():
         files = [directory / f"{name}.svg", directory / f"{name}.png"]
         if wanted:
             _draw(draw, result, files)
             drawn += files
-        else:
+        elif is_used:
             for file in files:
                 file.unlink(missing_ok=True)
     return drawn

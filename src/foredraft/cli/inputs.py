@@ -26,7 +26,7 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[Prompt]:
         return [prompt]
     if prompt is None and sys.stdin.isatty():
         raise ForedraftError('no prompt: give one as an argument, "-" to type it, --prompts FILE, or a pipe')
-    return [_decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")]
+    return [_decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n").removesuffix("\r")]
 
 
 def read_prompts_file(file: Path) -> list[Prompt]:

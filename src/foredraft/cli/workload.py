@@ -44,7 +44,8 @@ class WorkloadOptions:
             return built_in_workload(of_sources=of_sources)
         if file.suffix == ".jsonl":
             return Workload.parse(read_text(file), file.name)
-        return Workload.of([line for line in read_text(file).split("\n") if line.strip()], file.name)
+        lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
+        return Workload.of([line for line in lines if line.strip()], file.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

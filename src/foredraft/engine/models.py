@@ -393,7 +393,7 @@ def _load_tokenizer(
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return tokenizer
     if tokenizer is not None:
-        check_name("tokenizer", tokenizer)
+        check_name("tokenizer", tokenizer, or_object=PreTrainedTokenizerBase)
         return load_tokenizer(tokenizer, options)
     if isinstance(source, PreTrainedModel):
         return None

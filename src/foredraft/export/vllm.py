@@ -13,6 +13,7 @@ from foredraft.export.differences import FIXED, GREEDY_DRAFTS, PER_SERVER
 from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
 from foredraft.export.heads import EAGLE_KINDS, HeadForm, eagle_kind, save_medusa_head, save_speculators
 from foredraft.export.render import as_command
+from foredraft.model.checkpoint import raw_config
 
 TITLE, VERSION = "vLLM", "0.32"
 PROPOSER = "foredraft.integrations.vllm.Proposer"
@@ -92,11 +93,9 @@ def plug_in(choice: Choice) -> Translation:
     """foredraft's drafters inside vLLM."""
     options: dict[str, Any] = {"method": list(choice.methods), "speculative_tokens": choice.speculative_tokens}
     on_cpu = "draft_model" in choice.methods
-    rounding = choice.draft_quantization or choice.quantization
     if on_cpu:
         options["draft_model"] = choice.draft_model
-    if on_cpu and rounding not in (None, "none"):
-        options["draft_quantization"] = rounding
+        options |= _rounding(choice, choice.draft_model)
     tokens = choice.speculative_tokens if isinstance(choice.speculative_tokens, int) else choice.most_tokens
     fields = {
         "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens},
@@ -105,6 +104,13 @@ def plug_in(choice: Choice) -> Translation:
     more = [AUTO] if choice.is_auto else [FIXED]
     differences = (PLUG_IN, *more, *([ON_CPU] if on_cpu else []), SYNCHRONOUS, ROUNDS, *_SERVED)
     return Translation(fields, differences, rounds_drafts=on_cpu)
+
+
+def _rounding(choice: Choice, draft: str) -> dict[str, str]:
+    """How the plug-in rounds the draft model while loading: as LLM does, so a quantized checkpoint is not rounded like the target."""
+    inherited = None if "quantization_config" in raw_config(draft) else choice.quantization
+    rounding = choice.draft_quantization or inherited
+    return {} if rounding in (None, "none") else {"draft_quantization": rounding}
 
 
 def _native(method: str, choice: Choice, **options: Any) -> Translation:

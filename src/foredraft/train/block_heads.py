@@ -15,7 +15,7 @@ from foredraft.heads.config import Markov
 from foredraft.heads.saving import save_block_head
 from foredraft.model import LanguageModel
 from foredraft.train.block_drafts import BlockDrafts, num_anchors
-from foredraft.train.head_kinds import MakeObjective, architectures_of, check_kept, unless_default
+from foredraft.train.head_kinds import MakeObjective, architectures_of, check_kept
 from foredraft.train.head_student import default_taps, new_block_head, rarest_id
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
@@ -58,6 +58,10 @@ class DFlashKind:
         """The correction of a new head."""
         return None
 
+    def _correction_of(self, config: DFlashConfig) -> dict[str, object]:
+        """The fields of this kind that determine the correction of a head."""
+        return {}
+
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> DFlashHead:
         """See HeadKind."""
         config = target.hf.config.get_text_config()
@@ -84,13 +88,14 @@ class DFlashKind:
         if not isinstance(config, DFlashConfig) or config.kind != self.name.lower() or config.target_ids is not None:
             raise ForedraftError(f"{source}: must be a {self.name} head that drafts all ids")
         check_kept(
+            self,
             source,
-            taps=(self.taps, config.taps),
-            layers=(unless_default(self.layers, 1), config.layer.num_hidden_layers),
-            intermediate_size=(self.intermediate_size, config.layer.intermediate_size),
-            block_size=(unless_default(self.block_size, 8), config.block_size),
-            mask_token=(self.mask_token, config.mask_token),
-            correction=(unless_default(self.correction, Markov(64)), config.correction),
+            taps=config.taps,
+            layers=config.layer.num_hidden_layers,
+            intermediate_size=config.layer.intermediate_size,
+            block_size=config.block_size,
+            mask_token=config.mask_token,
+            **self._correction_of(config),
         )
         if not config.owns_lm_head:
             checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(None))
@@ -151,6 +156,12 @@ class DSparkKind(DFlashKind):
     def correction(self) -> Markov | None:
         """The correction of a new head."""
         return Markov(self.markov_rank, self.markov_kind)  # type: ignore[arg-type]
+
+    def _correction_of(self, config: DFlashConfig) -> dict[str, object]:
+        correction = config.correction
+        return (
+            {"markov_rank": correction.rank, "markov_kind": correction.kind} if isinstance(correction, Markov) else {}
+        )
 
 
 def _to_train(head: DFlashHead) -> DFlashHead:

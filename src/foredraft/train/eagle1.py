@@ -78,7 +78,7 @@ class Eagle1Kind:
         config = checkpoint.config
         if not isinstance(config, EagleConfig) or not config.projects_features:
             raise ForedraftError(f"{source}: must be a head that was made by --kind eagle1")
-        check_kept(source, taps=(self.taps, config.taps))
+        check_kept(self, source, taps=config.taps)
         return EagleHead.of(checkpoint, ends.embed, ends.lm_head).requires_grad_(True)
 
     def num_logits(self, head: EagleHead, target: LanguageModel) -> int:

@@ -13,7 +13,7 @@ from foredraft.errors import ForedraftError
 from foredraft.heads import EagleConfig, EagleHead, TargetEnds, TargetShape, load_head
 from foredraft.heads.saving import save_eagle3
 from foredraft.model import LanguageModel
-from foredraft.train.head_kinds import MakeObjective, architectures_of, check_kept, unless_default
+from foredraft.train.head_kinds import MakeObjective, architectures_of, check_kept
 from foredraft.train.head_student import default_taps, frequent_ids, new_eagle3
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
@@ -65,14 +65,12 @@ class Eagle3Kind:
         if self.shares_lm_head and config.owns_lm_head:
             raise ForedraftError(f"{source}: has an lm_head of its own: leave out --share-lm-head")
         check_kept(
+            self,
             source,
-            taps=(self.taps, config.taps),
-            layers=(unless_default(self.layers, 1), config.layer.num_hidden_layers),
-            intermediate_size=(self.intermediate_size, config.layer.intermediate_size),
-            draft_vocab_size=(
-                self.draft_vocab_size and min(self.draft_vocab_size, config.vocab_size),
-                config.draft_vocab_size,
-            ),
+            taps=config.taps,
+            layers=config.layer.num_hidden_layers,
+            intermediate_size=config.layer.intermediate_size,
+            draft_vocab_size=config.draft_vocab_size,
         )
         if not config.owns_lm_head:
             checkpoint = checkpoint.with_lm_head(ends.lm_head_rows(checkpoint.config.target_ids))

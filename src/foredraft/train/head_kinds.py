@@ -17,7 +17,9 @@ from foredraft.train.objectives import Objective
 from foredraft.train.recipe import Recipe
 
 Head = TypeVar("Head", bound=nn.Module)
-Value = TypeVar("Value")
+
+_OPTIONS = {"num_heads": "heads"}
+"""Fields whose option has another name."""
 
 MakeObjective = Callable[[DistillationLoss], Objective]
 """-> what a step minimises"""
@@ -38,7 +40,8 @@ class HeadKind(Protocol[Head]):
         Raises ForedraftError for options that do not fit the target."""
 
     def load(self, source: str, target: LanguageModel) -> Head:
-        """A saved head, ready to train like one from `new`. Raises ForedraftError for a head of another kind."""
+        """A saved head, ready to train like one from `new`. Raises ForedraftError for a head of another kind, and for an `init` that
+        was made with other options; see check_kept."""
 
     @property
     def reads_pairs(self) -> bool:
@@ -59,18 +62,18 @@ class HeadKind(Protocol[Head]):
         """The head's description for the model card."""
 
 
-def check_kept(source: str, **settings: tuple[object, object]) -> None:
-    """settings: by name, what was asked for (None: nothing) and what a head has that is trained further. Raises ForedraftError if they
-    differ, because such a head keeps its own."""
-    for name, (wanted, actual) in settings.items():
-        if wanted is not None and wanted != actual:
+def check_kept(kind: HeadKind[Any], source: str, **actual: object) -> None:
+    """actual: what the head of `kind.init` has, by the field of the kind that determines it in a new head. Raises ForedraftError if a
+    field has another value, unless it is the default: a head that is trained further keeps its own. A head from anywhere else than
+    `kind.init`, which is the run's own, passes."""
+    for name, value in actual.items() if source == kind.init else ():
+        wanted = getattr(kind, name)
+        wanted = tuple(wanted) if isinstance(wanted, list) else wanted
+        if wanted not in (value, kind.__dataclass_fields__[name].default):
+            option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
             raise ForedraftError(
-                f"{source}: its {name} is {actual}, not {wanted}: a head that is trained further keeps its own"
+                f"{source}: was made with {option} {value}, not {wanted}: a head that is trained further keeps its own"
             )
-
-
-def unless_default(value: Value, default: Value) -> Value | None:
-    return None if value == default else value
 
 
 def architectures_of(target: LanguageModel) -> list[str]:

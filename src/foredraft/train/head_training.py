@@ -44,7 +44,8 @@ def train_head(
     """
     if quantization not in (None, "int8"):
         raise ForedraftError(f"a head can be stored in bfloat16 or int8, not {quantization!r}")
-    return _HeadRun(target, data, kind, recipe, out, watch, quantization or "bfloat16").execute()
+    with RunFolder(out).locked():
+        return _HeadRun(target, data, kind, recipe, out, watch, quantization or "bfloat16").execute()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from foredraft.errors import ForedraftError
 from foredraft.heads import MedusaConfig, MedusaHead, TargetEnds, TargetShape, load_head
 from foredraft.heads.saving import save_medusa
 from foredraft.model import LanguageModel
-from foredraft.train.head_kinds import MakeObjective, check_kept, unless_default
+from foredraft.train.head_kinds import MakeObjective, check_kept
 from foredraft.train.head_student import frequent_ids, lm_head_rows
 from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
@@ -78,14 +78,12 @@ class MedusaKind:
         if not isinstance(config, MedusaConfig) or not config.owns_lm_head:
             raise ForedraftError(f"{source}: must contain Medusa heads with an lm_head of their own")
         check_kept(
+            self,
             source,
-            heads=(unless_default(self.num_heads, 4), config.num_heads),
-            layers=(unless_default(self.layers, 1), config.num_blocks),
-            own_lm_heads=(unless_default(self.own_lm_heads, False), not config.shares_lm_head),
-            draft_vocab_size=(
-                self.draft_vocab_size and min(self.draft_vocab_size, config.vocab_size),
-                config.draft_vocab_size,
-            ),
+            num_heads=config.num_heads,
+            layers=config.num_blocks,
+            own_lm_heads=not config.shares_lm_head,
+            draft_vocab_size=config.draft_vocab_size,
         )
         return MedusaHead.of(checkpoint, TargetEnds(target.hf).lm_head).requires_grad_(True)
 

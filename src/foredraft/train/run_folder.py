@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,26 @@ class RunFolder:
             (self.out / _FOLDER).mkdir(parents=True, exist_ok=True)
             for partial in [*self.out.glob(f"{_PARTIAL}*"), *(self.out / _FOLDER).glob(f"{_PARTIAL}*")]:
                 shutil.rmtree(partial, ignore_errors=True)
-            if not has_results:
-                (self.out / LOG).unlink(missing_ok=True)
         if not has_results:
             self.write_text(ARGUMENTS, json.dumps(arguments, indent=1) + "\n")
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in the folder meanwhile. Raises ForedraftError if one does. A process that ends in any way
+        gives up its lock. Without effect where the system has no such locks."""
+        is_new = not self.out.exists()
+        with writing(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            with _locked(self.out):
+                yield
+        finally:
+            if is_new:
+                with suppress(OSError):
+                    self.out.rmdir()  # if nothing was written
+
     def _has_results(self) -> bool:
-        """Whether there is anything to continue: a checkpoint, or texts that the target has written."""
+        """Whether there is anything to continue: a checkpoint, texts that the target has written, or other files."""
         others = (ARGUMENTS, LOG, _FOLDER)
         files = self.out.iterdir() if self.out.exists() else ()
         return bool(self.checkpoints) or any(
@@ -122,6 +135,29 @@ class RunFolder:
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows has none
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ForedraftError(
+            f"{folder}: another process is training there: wait for it, or give another --out"
+        ) from None
+    except OSError:
+        pass  # the file system has none
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

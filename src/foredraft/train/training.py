@@ -56,7 +56,8 @@ def train_lm(data: Data, start: Start, recipe: Recipe, out: Path, watch: Watch =
     if tokenizer is None:
         raise ForedraftError("give --tokenizer: the folder of the tokenizer that the model will use")
     run = _Run("lm", None, data, start, recipe, out, load_tokenizer(tokenizer, LoadOptions()), watch)
-    return run.execute()
+    with RunFolder(out).locked():
+        return run.execute()
 
 
 def train_distill(
@@ -73,7 +74,8 @@ def train_distill(
         raise ForedraftError("give --architecture or --init: what a draft for an encoder-decoder is made from")
     if not given:
         start = replace(start, layers=1)
-    return _Run("distill", target, data, start, recipe, out, tokenizer, watch).execute()
+    with RunFolder(out).locked():
+        return _Run("distill", target, data, start, recipe, out, tokenizer, watch).execute()
 
 
 @dataclass(frozen=True, slots=True)

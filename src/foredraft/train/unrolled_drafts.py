@@ -110,7 +110,7 @@ def rows_of(states: Tensor, mask: Tensor) -> Tensor:
 
 def compared_rows(states: Tensor, step: int) -> Tensor:
     """The rows of a step that stepwise_loss reads, if all tokens are predicted. states: [B, L, H] -> [R, H]"""
-    rows = states[:, : states.shape[1] - 1 - step].flatten(0, 1)
+    rows = states[:, : max(0, states.shape[1] - 1 - step)].flatten(0, 1)
     return rows[torch.arange(len(rows) + -len(rows) % ROW_MULTIPLE) % len(rows)]
 
 
