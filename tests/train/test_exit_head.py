@@ -89,6 +89,11 @@ def test_an_exit_is_trained_further(toy: Path, text: Path, tmp_path: Path) -> No
     result = head(toy, text, second, "--exit-layer", "1", "--steps", "1", "--init", first)
     assert result.exit_code == 0, result.stderr
     assert read_log(second / "log.jsonl")[0]["loss"] < read_log(first / "log.jsonl")[0]["loss"]
+    result = head(
+        toy, text, tmp_path / "third", "--exit-layer", "1", "--adapter-size", "0", "--init", first, "--steps", "1"
+    )
+    assert result.exit_code == 2
+    assert "was made with --adapter-size 16, not 0" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from foredraft.model import LanguageModel
 from foredraft.model.early_exit import refuse_adapter
 from foredraft.model.exits import Exit
 from foredraft.train.blocks import IGNORED
-from foredraft.train.head_kinds import MakeObjective, architectures_of
+from foredraft.train.head_kinds import MakeObjective, architectures_of, check_kept
 from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
@@ -66,10 +66,7 @@ class ExitKind:
         config = checkpoint.config
         if not isinstance(config, ExitConfig) or config.layer != self.exit_layer:
             raise ForedraftError(f"{source}: must be a trained exit after layer {self.exit_layer}")
-        if self.adapter_size not in (None, config.adapter_size):
-            raise ForedraftError(
-                f"{source}: its adapter size is {config.adapter_size}, but --adapter-size is {self.adapter_size}"
-            )
+        check_kept(self, source, adapter_size=config.adapter_size)
         return load_exit(config, checkpoint.tensors, target)
 
     def num_logits(self, head: Exit, target: LanguageModel) -> int:
