@@ -95,7 +95,7 @@ def test_priority_orders_the_requests_of_a_client(shared: Running) -> None:
         ask(shared, KEYS[0], max_tokens=16, extra_body={"ignore_eos": True, "priority": priority})
         order.append(priority)
 
-    blocking = threading.Thread(target=ask, args=(shared, KEYS[0]), kwargs={"n": 4, "max_tokens": 300})
+    blocking = threading.Thread(target=ask, args=(shared, KEYS[0]), kwargs={"n": 4, "max_tokens": 1900})
     blocking.start()
     wait_for(lambda: shared.llm.engine.num_running == 4)
     threads = []
