@@ -37,6 +37,12 @@ def test_the_mask_is_a_token_that_is_in_no_text() -> None:
     assert rarest_id([[0, 1, 1, 2, 2]], 3) == 0
 
 
+@pytest.mark.parametrize("correction", [None, Markov(8), Markov(8, "gated"), Markov(8, "rnn")])
+def test_every_weight_of_a_new_head_is_initialised(target: LanguageModel, correction: Markov | None) -> None:
+    student = new_block_head(target, (1, 2), 9, seed=0, block_size=4, correction=correction)
+    assert [name for name, weight in student.state_dict().items() if not weight.isfinite().all()] == []
+
+
 @pytest.mark.parametrize("length", [1, 2, 9, 64])
 def test_anchors_follow_from_the_text_and_have_one_before(length: int) -> None:
     ids = torch.randint(1, 99, (3, length), generator=torch.Generator().manual_seed(1))

@@ -274,7 +274,8 @@ def test_the_options_of_a_head_continue_it(toy: Path, text: Path, tmp_path: Path
     out = tmp_path / "head"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("foredraft.train.training.stop_on_signal", stopping_after(1))
-        assert head(toy, text, out, "--steps", "2", *options).exit_code == 130
+        cut = head(toy, text, out, "--steps", "2", *options)
+    assert cut.exit_code == 130, cut.stderr
     resumed = head(toy, text, out, "--steps", "2", *options)
     assert resumed.exit_code == 0, resumed.stderr
     if "5000" in options:  # all ids: fewer than the number that was given

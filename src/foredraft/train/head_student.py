@@ -119,7 +119,10 @@ def new_block_head(
 def _fill(head: EagleHead | DFlashHead, rows: Tensor, seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        head.load_state_dict({name: torch.empty(w.shape) for name, w in head.state_dict().items()}, assign=True)
+        # NaN, so that a weight that is not initialised below shows in the first step
+        head.load_state_dict(
+            {name: torch.full(w.shape, torch.nan) for name, w in head.state_dict().items()}, assign=True
+        )
         _initialise(head)
     head.lm_head.weight.data.copy_(rows)
 
@@ -173,10 +176,12 @@ def _rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _initialise(head: nn.Module) -> None:
-    """Scale matrices by the inverse root of their input size; those that write to the residual stream begin smaller."""
+    """Scale matrices by the inverse root of their input size; those that write to the residual stream begin smaller. Biases begin as 0."""
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
             if name.endswith(("o_proj", "down_proj")):
                 module.weight.data.mul_(0.1)
         elif isinstance(module, nn.Embedding):
