@@ -31,8 +31,7 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[Prompt]:
 
 def read_prompts_file(file: Path) -> list[Prompt]:
     """A prompt per line; in a .jsonl file an object per line."""
-    numbered = enumerate(read_text(file).split("\n"), start=1)
-    lines = [(number, line.removesuffix("\r")) for number, line in numbered if line.strip()]
+    lines = read_lines(file)
     if not lines:
         raise ForedraftError(f"{file} contains no prompts: give one per line")
     if file.suffix != ".jsonl":
@@ -48,6 +47,12 @@ def _parse_prompt(line: str, where: str) -> Prompt:
     if not isinstance(prompt, dict) or not ("prompt" in prompt or "prompt_token_ids" in prompt):
         raise ForedraftError(f'{where}: needs an object with "prompt" or "prompt_token_ids"')
     return prompt
+
+
+def read_lines(file: Path) -> list[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers from 1. They may end as on Windows."""
+    numbered = enumerate(read_text(file).split("\n"), start=1)
+    return [(number, line.removesuffix("\r")) for number, line in numbered if line.strip()]
 
 
 def read_text(file: Path) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from foredraft.cli.inputs import read_text
+from foredraft.cli.inputs import read_lines, read_text
 from foredraft.cli.sampling import SamplingOptions
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ class WorkloadOptions:
             return built_in_workload(of_sources=of_sources)
         if file.suffix == ".jsonl":
             return Workload.parse(read_text(file), file.name)
-        lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
-        return Workload.of([line for line in lines if line.strip()], file.name)
+        return Workload.of([line for _, line in read_lines(file)], file.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
