@@ -97,8 +97,9 @@ def functions_of(code: str) -> Iterator[Pair]:
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
-        summary = first_sentence(ast.get_docstring(node) or "") if isinstance(node, ast.FunctionDef) else ""
-        if summary and len(node.body) > 1:
+        if not isinstance(node, ast.FunctionDef) or len(node.body) < 2:
+            continue
+        if summary := first_sentence(ast.get_docstring(node) or ""):
             function = ast.unparse(ast.FunctionDef(**{**_fields(node), "body": node.body[1:]}))
             if len(function) <= LONGEST_FUNCTION and len(summary) <= LONGEST_SUMMARY:
                 yield Pair(function, summary)

@@ -19,7 +19,7 @@ import argparse
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -32,6 +32,7 @@ from foredraft import LLM, SamplingParams
 from foredraft.bench import Configuration, Workload, run_bench
 from foredraft.bench.workload import Question
 from foredraft.engine.draft_sources import DraftSources
+from foredraft.engine.proposal import Drafter
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.step import Step
 from foredraft.model import EMBEDDED
@@ -186,7 +187,7 @@ def sweep_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-SWITCHES: dict[str, tuple[list[type[SwitchingDrafter]], str]] = {
+SWITCHES: dict[str, tuple[list[Callable[[Drafter], SwitchingDrafter]], str]] = {
     "right to wrong": ([CorrectFirst], "plain"),
     "wrong to right": ([CorrectLast], "CorrectLast"),
     "another drafter": ([CorrectFirst, CorrectLast], "CorrectLast"),
@@ -212,12 +213,12 @@ def switch(args: argparse.Namespace) -> dict[str, Any]:
         auto, recorder = llm.with_drafter(drafters, "auto"), BudgetRecorder()
         auto.engine.observers.append(recorder)
         rounds = []
-        for prompt, truth in texts:
-            position = len(prompt) + args.max_tokens // 2
+        for prompt_ids, truth in texts:
+            position = len(prompt_ids) + args.max_tokens // 2
             for drafter in drafters:
                 drafter.expect(truth, position)
-            (output,) = auto.generate([list(prompt)], params)
-            assert output.outputs[0].token_ids == truth[len(prompt) :], "speculation changed the text"
+            (output,) = auto.generate([prompt_ids], params)
+            assert output.outputs[0].token_ids == truth[len(prompt_ids) :], "speculation changed the text"
             rounds.append(recorder.rounds_to_follow(expected, position))
         results[name] = {"first_text": rounds[0], "later_texts": sorted(rounds[1:])}
         print(f"| {name} | {rounds[0]} | {median(rounds[1:])} | {max(rounds[1:])} |", flush=True)

@@ -43,7 +43,8 @@ def sweep(llm: LLM, result: TuneResult, seconds: float) -> dict[str, dict[str, A
     """Every drafter and γ, and every setting that tune ran, against plain decoding. Takes the median of the repeats, because a
     shared machine now and then stops for longer than a small model needs for a whole text.
     """
-    tried = {one.configuration.name: one.configuration for one in [*result.predictions, *result.finalists]}
+    ran = [one.configuration for one in result.predictions] + [one.configuration for one in result.finalists]
+    tried = {configuration.name: configuration for configuration in ran}
     configurations = [Configuration.plain(), *sorted(tried.values(), key=lambda one: one.name)]
     outcome = run_bench(llm, configurations, None, settings_for(None, DEFAULT_TOKENS), budget=seconds)
     return {name: asdict(outcome.typical_speedup(name, "plain")) for name in outcome.names if name != "plain"}

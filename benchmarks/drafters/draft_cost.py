@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def measure(model: LanguageModel, batch: int, temperature: float, gamma: int, ro
     for _ in range(rounds):
         for name, drafter in drafters.items():
             requests = texts.requests(gamma)
-            found[name].append(seconds_of(lambda drafter=drafter, requests=requests: drafter.propose(requests)))
+            found[name].append(seconds_of(partial(drafter.propose, requests)))
         found["one pass"].append(seconds_of(one_pass))
         texts.grow()
     medians = {name: 1e3 * statistics.median(times[2:]) for name, times in found.items()}
@@ -136,7 +137,7 @@ def measure_block(head: DFlashHead, batch: int, temperature: float, gamma: int, 
 
     for _ in range(rounds):
         requests = texts.requests(gamma)
-        found["block"].append(seconds_of(lambda requests=requests: drafter.propose(requests)))
+        found["block"].append(seconds_of(partial(drafter.propose, requests)))
         found["one pass"].append(seconds_of(one_pass))
         texts.grow()
     medians = {name: 1e3 * statistics.median(times[2:]) for name, times in found.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common.prompts import code_prompts, story_prompts
@@ -20,11 +21,9 @@ DRAFTERS = ("none", "draft_model", "ngram", "suffix", "self-int8", "self-int4")
 
 def texts(llm: LLM, prompts: list[str], batch: int, args: argparse.Namespace) -> list[list[int]]:
     """Greedy texts for half of the prompts, seeded ones for the other half."""
-    params = [
-        SamplingParams(max_tokens=args.max_tokens, ignore_eos=True, **settings)
-        for i in range(len(prompts))
-        for settings in [{"temperature": 0.0} if i % 2 else {"temperature": 0.8, "top_p": 0.9, "seed": i}]
-    ]
+    greedy = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True, temperature=0.0)
+    seeded = replace(greedy, temperature=0.8, top_p=0.9)
+    params = [greedy if i % 2 else replace(seeded, seed=i) for i in range(len(prompts))]
     result: list[list[int]] = []
     for i in range(0, len(prompts), batch):
         result += [o.outputs[0].token_ids for o in llm.generate(prompts[i : i + batch], params[i : i + batch])]

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.gpu.device import DEVICE, DTYPE, HAS_GPU, median_ms, wait
@@ -144,8 +145,8 @@ def queued_ms(model: LanguageModel, size: Size) -> float:
         return median_ms(step)
     times = []
     for _ in range(_QUEUED):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(_SLEEP_CYCLES)  # type: ignore[attr-defined]
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(_SLEEP_CYCLES)
         began.record()
         step()
         ended.record()
@@ -190,7 +191,7 @@ def profile(model: LanguageModel, size: Size) -> dict[str, Any]:
         with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as seen:
             step()
             wait()
-        on_device = [one for one in seen.key_averages() if one.device_type != torch.autograd.DeviceType.CPU]
+        on_device = [one for one in seen.key_averages() if one.device_type != DeviceType.CPU]
         rows = sorted(on_device, key=lambda one: -one.self_device_time_total)
         result[f"{width} rows"] = {
             "total_us": sum(one.self_device_time_total for one in rows),

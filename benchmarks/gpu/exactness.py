@@ -34,7 +34,7 @@ def against_the_processor(prompts: Sequence[str], size: Size) -> dict[str, Any]:
         )
         for name, one in (("plain", llm.with_drafter("none")), ("drafting", llm)):
             texts = texts_of(one, prompts, params)
-            ids = here.tokenizer(list(prompts)).input_ids
+            ids = here.text_tokenizer(list(prompts)).input_ids
             gaps = [gap(here, *each) for each in zip(ids, expected, texts, strict=True) if each[1] != each[2]]
             result[f"{dtype} {name}"] = {"of": len(texts), "differ": len(gaps), "gaps": sorted(gaps)}
     return result

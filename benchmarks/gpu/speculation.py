@@ -36,7 +36,7 @@ class Widening:
             _start([*command, EMBEDDED / "target", target, *_options(size.wide)]),
             _start([*command, EMBEDDED / "draft", draft, *_options(size.wide_draft)]),
         ]
-        self._head = [
+        self._head: list[str | Path] = [
             sys.executable,
             "-m",
             "benchmarks.common.wide_heads",

@@ -200,12 +200,12 @@ def compare(name: str, quantization: str, context: int, rounds: int, count: int)
     decoders = [Decoder(each, quantization, context) for each in (config, equal_llama(config))]
     speeds = [[decoder.tokens_per_s(count) for decoder in decoders] for _ in range(rounds + 1)][1:]
     ours, llamas = zip(*speeds, strict=True)
-    megabytes = [decoder.bytes_per_token / 1e6 for decoder in decoders]
     return Comparison(
         name,
         quantization,
         context,
-        *megabytes,
+        decoders[0].bytes_per_token / 1e6,
+        decoders[1].bytes_per_token / 1e6,
         decoders[0].experts_per_token,
         statistics.median(ours),
         statistics.median(llamas),

@@ -143,7 +143,11 @@ def main() -> None:
         name = f"{case.length}x{case.batch}"
         say(f"case {name}")
         cases.append({"case": name, **measure(model_set, chosen(args.systems), case, plan)})
-    report = {"models": model_set.name, "machine": machine() | {"threads": args.threads}, "cases": cases}
+    report: dict[str, Any] = {
+        "models": model_set.name,
+        "machine": machine() | {"threads": args.threads},
+        "cases": cases,
+    }
     report["minutes"] = (time.monotonic() - start) / 60
     save(report, markdown(report), args.out, "first-token", args.models, args.suffix)
 

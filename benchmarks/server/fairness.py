@@ -39,7 +39,7 @@ async def flood(llm: AsyncLLM, client: str, texts: int, tokens: int) -> float:
 async def measure(llm: AsyncLLM, given: argparse.Namespace, *, are_told_apart: bool) -> str:
     work = asyncio.create_task(flood(llm, "flood", given.texts, given.tokens))
     await asyncio.sleep(0.2)
-    times = []
+    times: list[tuple[float, float]] = []
     while not work.done() and len(times) < given.requests:
         times.append(await first_token(llm, "small" if are_told_apart else "flood", given.small))
     firsts = sorted(first for first, _ in times)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -133,25 +133,29 @@ def throughput(llm: LLM, http: Client, args: argparse.Namespace) -> dict[str, An
         assert all(answer["is_complete"] for answer in results["answers"]), results
         return results["seconds"], [answer["texts"][0] for answer in results["answers"]]
 
-    ways = {"offline": offline, "http": over_http, "http, streamed": lambda: over_http(**stream)}
-    for way in ways.values():
-        way()  # to warm up
+    systems: dict[str, Callable[[], tuple[float, list[str]]]] = {
+        "offline": offline,
+        "http": over_http,
+        "http, streamed": lambda: over_http(**stream),
+    }
+    for run in systems.values():
+        run()  # to warm up
     rows: list[dict[str, float]] = []
     identical = True
     for number in range(args.rounds):
-        order = list(ways) if number % 2 == 0 else list(reversed(ways))
+        order = list(systems) if number % 2 == 0 else list(reversed(systems))
         row, texts = {}, []
         for name in order:
-            seconds, results = ways[name]()
+            seconds, results = systems[name]()
             row[name] = args.batch * args.max_tokens / seconds
             texts.append(results)
         identical &= all(one == texts[0] for one in texts)
         rows.append(row)
         print({name: round(rate, 1) for name, rate in row.items()}, file=sys.stderr)
     return {
-        "tokens_per_second": {name: median(row[name] for row in rows) for name in ways},
+        "tokens_per_second": {name: median(row[name] for row in rows) for name in systems},
         "over_offline": {
-            name: median(row[name] / row["offline"] for row in rows) for name in ways if name != "offline"
+            name: median(row[name] / row["offline"] for row in rows) for name in systems if name != "offline"
         },
         "identical": identical,
         "rounds": rows,
@@ -235,7 +239,7 @@ def main() -> None:
     )
     with served(llm) as url:
         http = Client(url)
-        result = {
+        result: dict[str, Any] = {
             "machine": vars(this_machine()) if hasattr(this_machine(), "__dict__") else str(this_machine()),
             "settings": {name: str(value) for name, value in vars(args).items()},
             "throughput": throughput(llm, http, args),

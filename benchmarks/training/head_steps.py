@@ -35,9 +35,9 @@ def new_step(target: LanguageModel, dtype: str, kernels: Kernels | None) -> Call
     objective = in_precision(kind.objectives(head, target)(DistillationLoss(temperature=0.8, kernels=kernels)), dtype)
 
     def step(ids: Tensor) -> None:
-        for rows in micro_batches(len(ids), CONTEXT, kind.num_logits(head, target)):
+        for rows in micro_batches(ids[:, :-1], kind.num_logits(head, target)):
             sums = objective(head, ids[rows, :-1], ids[rows, 1:], PROGRESS)
-            (sums.loss / ids[:, 1:].numel()).backward()  # type: ignore[no-untyped-call]
+            (sums.loss / ids[:, 1:].numel()).backward()
         optimiser.clip_gradients()
         optimiser.step(PROGRESS)
 

@@ -61,7 +61,7 @@ class TimedCalls:
                 self.milliseconds.append(1e3 * (time.perf_counter() - started))
             return drafts
 
-        Proposer.propose = timed  # type: ignore[method-assign]
+        Proposer.propose = timed  # type: ignore[assignment, method-assign]
 
     def median(self) -> float | None:
         """Median over the calls since the last time."""
@@ -106,7 +106,8 @@ def texts_of(engine: Any, params: Any, prompts: Ids, cancelled: Ids) -> Ids:
     }
     for name in sorted(asked, key=lambda name: name.split()[1]):
         engine.add_request(name, {"prompt_token_ids": asked[name]}, params)
-    texts, num_steps, open_names = {}, 0, [f"cancelled {i}" for i in range(len(cancelled))]
+    texts: dict[str, list[int]] = {}
+    num_steps, open_names = 0, [f"cancelled {i}" for i in range(len(cancelled))]
     while engine.has_unfinished_requests():
         texts |= {output.request_id: list(output.outputs[0].token_ids) for output in engine.step() if output.finished}
         num_steps += 1
