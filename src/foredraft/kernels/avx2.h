@@ -18,6 +18,8 @@ using Short = float;                 // a row's number for a bfloat16 product, r
 constexpr int INT8_UNIT = 2;         // adjacent inputs of one output in a packed int8 matrix, and in a bfloat16 matrix
 constexpr int OFFSET = 0;
 constexpr int QUERIES_AT_ONCE = 1;          // queries that share a read of a value: the sums of more would not stay in registers
+constexpr bool SPARSE = false;              // see Prefetch
+constexpr int PREFETCH = 4096;              // bytes ahead: past the end of the page, at which the hardware's prefetcher stops
 
 // ------------------------------------------------------------------------------------------------------- instructions
 

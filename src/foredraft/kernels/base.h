@@ -38,7 +38,8 @@ Mask16 lanes(int64_t left) { return left >= 16 ? 0xffff : (Mask16)((1u << left) 
 struct Prefetch {
     const char* at;
     int64_t bytes_per_line;      // to fetch for each line of weights that is read
-    void has_read(int64_t bytes) {  // at most a line. Without a branch, which would cost more than a fetch
+    bool is_sparse;              // whether products without groups fetch only one line in four (see SPARSE)
+    void has_read(int64_t bytes) {  // fetches one line. Without a branch, which would cost more than a fetch
         _mm_prefetch(at, _MM_HINT_T1);
         at += bytes * bytes_per_line >> 6;
     }

@@ -18,7 +18,6 @@
 namespace {
 
 constexpr int ROWS = 6;           // rows of a tile
-constexpr int PREFETCH = 4096;    // bytes ahead: past the end of the page, at which the hardware's prefetcher stops
 constexpr int64_t IN_CACHE = 384 << 10;  // the most bytes of weights for which the next ones fit into the second-level cache too
 constexpr int BLOCKS_AT_ONCE = 8;        // of rows, which multiply a part of a group in turn
 
@@ -190,9 +189,9 @@ struct Turn {
 // block fetches its part of the next weights; if they do not fit beside these, the first block fetches its own. bytes: of these weights
 Prefetch prefetch_for(const char* weights, int64_t bytes, const Turn& turn) {
     if (turn.num_blocks > 1 && bytes <= IN_CACHE)
-        return {weights + bytes + bytes * turn.block / turn.num_blocks, (64 + turn.num_blocks - 1) / turn.num_blocks};
-    if (turn.block > 0) return {weights, 0};
-    return {weights + PREFETCH, 64};
+        return {weights + bytes + bytes * turn.block / turn.num_blocks, (64 + turn.num_blocks - 1) / turn.num_blocks, false};
+    if (turn.block > 0) return {weights, 0, false};
+    return {weights + PREFETCH, 64, SPARSE};
 }
 
 template <int R>
