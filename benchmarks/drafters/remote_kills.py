@@ -41,8 +41,8 @@ PATIENCE = 60.0
 
 def params_of(batch: int) -> list[SamplingParams]:
     """Parameters of greedy and seeded texts, half of each."""
-    ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
-    return [SamplingParams(max_tokens=LENGTH, ignore_eos=True, **ways[i % 2]) for i in range(batch)]
+    samplings: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
+    return [SamplingParams(max_tokens=LENGTH, ignore_eos=True, **samplings[i % 2]) for i in range(batch)]
 
 
 def free_port() -> int:

@@ -36,7 +36,7 @@ SEED = 7
 ALONE = "auto, only "
 
 
-def ways(temperatures: list[float]) -> dict[str, dict[str, Any]]:
+def samplings(temperatures: list[float]) -> dict[str, dict[str, Any]]:
     """Sampling parameters, by name."""
     found: dict[str, dict[str, Any]] = {}
     for temperature in temperatures:
@@ -149,7 +149,7 @@ def main() -> None:
         prompts = prompts_of(given, kind, args.prompts)
         results[kind] = {
             name: measure(llms, prompts, sampling, args.max_tokens, args.batch)
-            for name, sampling in ways(args.temperatures).items()
+            for name, sampling in samplings(args.temperatures).items()
         }
         print(table({kind: results[kind]}), flush=True)
     if args.save:

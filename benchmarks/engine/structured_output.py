@@ -2,7 +2,7 @@
 
     python -m benchmarks.engine.structured_output [--target DIR] [--draft DIR] [--quantization int8] [--requests 200] [--batch 8]
 
-JSON-schema requests ("form") at temperature 1, in batches, with speculation "auto" and plain (--ways). After each batch, unconstrained
+JSON-schema requests ("form") at temperature 1, in batches, with speculation "auto" and plain (--draft-tokens). After each batch, unconstrained
 requests ("free") write as many tokens from the same prompts. The ratio is the median over batches of the constrained batch's tokens per
 second over those of the unconstrained batch after it.
 """
@@ -77,8 +77,8 @@ def share_accepted(outputs: list[RequestOutput]) -> float | None:
     return sum(one.num_accepted_draft_tokens for one in stats) / drafted if drafted else None
 
 
-def measure(llm: LLM, prompts: list[str], batch: int, ways: list[str]) -> dict[str, Any]:
-    speeds: dict[str, list[float]] = {f"{form}, {gamma}": [] for gamma in ways for form in ("form", "free")}
+def measure(llm: LLM, prompts: list[str], batch: int, draft_tokens: list[str]) -> dict[str, Any]:
+    speeds: dict[str, list[float]] = {f"{form}, {gamma}": [] for gamma in draft_tokens for form in ("form", "free")}
     outputs: dict[str, list[RequestOutput]] = {name: [] for name in speeds}
     warm_up = [replace(FREE, max_tokens=100)] * batch
     for _ in range(3):
@@ -86,7 +86,7 @@ def measure(llm: LLM, prompts: list[str], batch: int, ways: list[str]) -> dict[s
         timed(llm, prompts[:batch], [FORM] * batch)
     for start in range(0, len(prompts), batch):
         some = prompts[start : start + batch]
-        for name in ways:
+        for name in draft_tokens:
             gamma = GAMMAS[name]
             result, speed = timed(llm, some, [replace(FORM, speculative_tokens=gamma)] * len(some))
             speeds[f"form, {name}"].append(speed)
@@ -102,11 +102,11 @@ def measure(llm: LLM, prompts: list[str], batch: int, ways: list[str]) -> dict[s
             name: statistics.median(
                 a / b for a, b in zip(speeds[f"form, {name}"], speeds[f"free, {name}"], strict=True)
             )
-            for name in ways
+            for name in draft_tokens
         },
-        "valid": {name: sum(map(is_valid, outputs[f"form, {name}"])) for name in ways},
+        "valid": {name: sum(map(is_valid, outputs[f"form, {name}"])) for name in draft_tokens},
         "requests": len(prompts),
-        "tokens_per_text": statistics.mean(len(o.outputs[0].token_ids) for o in outputs[f"form, {ways[0]}"]),
+        "tokens_per_text": statistics.mean(len(o.outputs[0].token_ids) for o in outputs[f"form, {draft_tokens[0]}"]),
         "draft_acceptance_rate": {name: share_accepted(result) for name, result in outputs.items()},
         "mean_acceptance_length": {
             name: sum(len(o.outputs[0].token_ids) for o in result)
@@ -124,14 +124,16 @@ def main() -> None:
     parser.add_argument("--quantization")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--ways", nargs="+", choices=list(GAMMAS), default=["auto", "plain"], help="draft tokens")
+    parser.add_argument(
+        "--draft-tokens", nargs="+", choices=list(GAMMAS), default=["auto", "plain"], help="draft tokens"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     llm = LLM(args.target, args.draft, quantization=args.quantization, seed=0)
     result = {
         "machine": asdict(this_machine()),
         "settings": {"target": args.name, "quantization": args.quantization, "batch": args.batch, "temperature": 1.0},
-        **measure(llm, story_prompts(args.requests), args.batch, args.ways),
+        **measure(llm, story_prompts(args.requests), args.batch, args.draft_tokens),
     }
     args.out.mkdir(parents=True, exist_ok=True)
     name = f"structured-{args.name}-batch{args.batch}.json"
