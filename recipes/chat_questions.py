@@ -1,11 +1,11 @@
 """Questions of many kinds for a chat model to answer, so that a head can be trained on its answers.
 
     python recipes/chat_questions.py NUMBER > questions.jsonl
-    python recipes/chat_questions.py NUMBER TARGET > questions.jsonl
+    python recipes/chat_questions.py NUMBER TARGET [SEED] > questions.jsonl
 
 Prints NUMBER distinct questions, one object with "text" per line, drawn from the forms and subjects below. TARGET, a chat model, adds
-forms about words of its vocabulary, and about code and documentation of Python's standard library. The forms are this project's own,
-and none is a question of a benchmark.
+forms about words of its vocabulary, and about code and documentation of Python's standard library. Another SEED than 1 draws other
+questions. The forms are this project's own, and none is a question of a benchmark.
 """
 
 from __future__ import annotations
@@ -462,11 +462,10 @@ def questions(forms: Sequence[str], subjects: Subjects, draw: random.Random) -> 
 
 
 def main() -> None:
-    number, targets = int(sys.argv[1]), sys.argv[2:]
-    if targets:
-        drawn = questions(
-            [*listed_forms(FORMS), *listed_forms(WIDE_FORMS)], wide_subjects(targets[0]), random.Random(1)
-        )
+    number, options = int(sys.argv[1]), sys.argv[2:]
+    if options:
+        target, seed = options[0], int(options[1]) if len(options) > 1 else 1
+        drawn = questions([*listed_forms(FORMS), *listed_forms(WIDE_FORMS)], wide_subjects(target), random.Random(seed))
     else:
         drawn = questions(listed_forms(FORMS), listed_subjects(), random.Random(0))
     for text in islice(drawn, number):

@@ -1,10 +1,11 @@
 """Tokens per target pass of drafters on MT-bench's questions, which no draft model or head here was trained on.
 
     python -m benchmarks.drafters.chat_acceptance --model MODEL [--draft-model HEAD] [--methods eagle suffix ...] [--gamma 5]
-        [--temperatures 0 0.8] [--questions 80] [--max-tokens 256] [--batch 8] [--quantization int8] [--draft-quantization int4]
-        [--save NAME]
+        [--temperatures 0 0.8] [--questions 80] [--questions-file FILE] [--max-tokens 256] [--batch 8] [--quantization int8]
+        [--draft-quantization int4] [--save NAME]
 
-The prompts are the first turn of each question, in the model's chat template. τ is the mean number of tokens written by a step with a
+The prompts are the first turn of each question, in the model's chat template. FILE: other questions, such as those of
+recipes/chat_questions.py. τ is the mean number of tokens written by a step with a
 draft; α is the share of evaluated draft tokens that were accepted, also given by position in the draft. At temperatures above 0
 requests have no seed.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from benchmarks.common.paths import RESULTS
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--questions", type=int, default=80)
+    parser.add_argument("--questions-file", type=Path)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--quantization")
@@ -68,7 +71,7 @@ def main() -> None:
         draft_quantization=args.draft_quantization,
         seed=0,
     )
-    prompts = chat_ids(first.text_tokenizer, args.questions)
+    prompts = chat_ids(first.text_tokenizer, args.questions, args.questions_file)
     rows = [
         {
             "drafter": method,
