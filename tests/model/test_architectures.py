@@ -115,7 +115,7 @@ def test_drafts_of_the_target_itself_are_always_right(name: str, checkpoint: Mak
 def test_every_architecture_can_draft(name: str, checkpoint: Maker) -> None:
     """For a Llama, whose text it must not change."""
     target = checkpoint("llama")
-    llm = LLM(loaded(target).hf, loaded(checkpoint(name, 2)).hf)
+    llm = LLM(loaded(target).hf, loaded(checkpoint(name, 2)).hf, speculative_tokens=3)
     assert_same_as_reference(llm.target.hf, PROMPTS, write(llm, PROMPTS), reference(target))
     assert llm.engine.stats.num_draft_tokens > 0
 
