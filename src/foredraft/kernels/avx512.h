@@ -143,10 +143,10 @@ constexpr bool SPARSE = true;
 constexpr int PREFETCH = 8192;
 #endif
 
-INLINE void has_read_four_lines(Prefetch& ahead) {
-    if (ahead.is_sparse) return ahead.has_read(4 * 64);
+INLINE void has_read_lines(Prefetch& ahead, int64_t lines, bool is_sparse) {
+    if (is_sparse) return ahead.has_read(64 * lines);
 #pragma GCC unroll 4
-    for (int line = 0; line < 4; line++) ahead.has_read(64);
+    for (int64_t line = 0; line < lines; line++) ahead.has_read(64);
 }
 
 // Sums of R rows for the 64 outputs of a group. The loops over them are unrolled by pragmas: otherwise GCC 12 keeps the sums in
@@ -163,7 +163,7 @@ void tile_int8(int64_t k, int, const char* weights, const char* in, int64_t stri
         I512 w[4];
 #pragma GCC unroll 8
         for (int p = 0; p < 4; p++) w[p] = load_si512(weights + p * 64);
-        has_read_four_lines(ahead);
+        has_read_lines(ahead, 4, ahead.is_sparse);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             int32_t four;
@@ -190,7 +190,7 @@ void tile_bf16(int64_t k, int, const char* weights, const char* in, int64_t stri
         __m512bh w[4];
 #pragma GCC unroll 8
         for (int p = 0; p < 4; p++) w[p] = (__m512bh)load_si512(weights + p * 64);
-        has_read_four_lines(ahead);
+        has_read_lines(ahead, 4, ahead.is_sparse);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             int32_t two;
@@ -244,14 +244,13 @@ void tile_groups(const Groups& g, int, const char* weights, const char* in, int6
         for (int r = 0; r < R; r++) totals[r][0] = totals[r][1] = setzero_ps();
         for (int64_t group = 0; group < g.count; group++, constants += 4) {
             const char* scales = at;
-            ahead.will_read(heads);
+            has_read_lines(ahead, heads / 64, false);
             at += heads;
             I512 sums[R][2];
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = spread_four(constants + r * stride);
             for (int64_t step = 0; step < g.steps; step++, at += 4 * BESIDE, x += KIND == INT8_GROUPS ? 4 : 8) {
-                ahead.has_read(is_sparse ? 128 : 64);
-                if (!is_sparse) ahead.has_read(64);
+                has_read_lines(ahead, 2, is_sparse);
                 I512 low[2] = {load_si512(at), load_si512(at + 64)}, high[2];
                 if (KIND != INT8_GROUPS) {
 #pragma GCC unroll 2
