@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,16 @@ def conversation_starts(count: int | None, data: Path = SHARED / "data") -> list
     return in_turns[:count]
 
 
-def chat_ids(tokenizer: Any, count: int, file: Path | None = None) -> list[list[int]]:
-    """Token ids of the first turns of MT-bench's questions, or of the "text" of each line of a .jsonl file, in the model's chat template."""
-    questions = conversation_starts(count) if file is None else texts_of(file)[:count]
+def chat_ids(tokenizer: Any, count: int) -> list[list[int]]:
+    """Token ids of the first turns of MT-bench's questions, in the model's chat template."""
+    return question_ids(tokenizer, conversation_starts(count))
+
+
+def question_ids(tokenizer: Any, questions: Sequence[str]) -> list[list[int]]:
+    """Token ids of questions, in the model's chat template."""
     return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
         )
         for question in questions
     ]
-
-
-def texts_of(file: Path) -> list[str]:
-    return [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]

@@ -5,23 +5,24 @@
         [--draft-quantization int4] [--save NAME]
 
 The prompts are the first turn of each question, in the model's chat template. FILE: other questions, such as those of
-recipes/chat_questions.py. τ is the mean number of tokens written by a step with a
-draft; α is the share of evaluated draft tokens that were accepted, also given by position in the draft. At temperatures above 0
-requests have no seed.
+recipes/chat_questions.py. τ is the mean number of tokens written by a step with a draft; α is the share of evaluated draft tokens
+that were accepted, also given by position in the draft. At temperatures above 0 requests have no seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.paths import RESULTS
-from benchmarks.common.prompts import chat_ids
+from benchmarks.common.prompts import conversation_starts, question_ids
 from benchmarks.common.reports import arguments_of, save
 from foredraft import LLM, SamplingParams
+from foredraft.train.corpus import read_file
 from foredraft.utils.machine import this_machine
 
 
@@ -36,6 +37,11 @@ def measure(llm: LLM, prompts: list[list[int]], temperature: float, args: argpar
         "alpha": stats.conditional_acceptance,
         "by_place": [accepted / evaluated for accepted, evaluated in places if evaluated],
     }
+
+
+def questions_of(file: Path | None, count: int) -> Sequence[str]:
+    """The first questions of a file, as training reads them; None: MT-bench's."""
+    return conversation_starts(count) if file is None else read_file(file, separator="\n").documents[:count]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -71,7 +77,7 @@ def main() -> None:
         draft_quantization=args.draft_quantization,
         seed=0,
     )
-    prompts = chat_ids(first.text_tokenizer, args.questions, args.questions_file)
+    prompts = question_ids(first.text_tokenizer, questions_of(args.questions_file, args.questions))
     rows = [
         {
             "drafter": method,
