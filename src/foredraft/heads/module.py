@@ -128,3 +128,7 @@ class WindowedHead(LayeredHead):
         """The head of a checkpoint, for inference."""
         assert isinstance(checkpoint.config, cls.config_class)
         return cls(checkpoint.config, embed, lm_head, window).loaded(checkpoint, dtype)
+
+    def of_form(self, config: LayeredConfig) -> Self:
+        """An empty head of another form, on the meta device, which borrows from the target what this one borrows."""
+        return type(self)(config, self._target_embed[0], self._target_lm_head[0], self.window)
