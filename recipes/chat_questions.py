@@ -1,7 +1,7 @@
 """Questions of many kinds for a chat model to answer, so that a head can be trained on its answers.
 
     python recipes/chat_questions.py NUMBER > questions.jsonl
-    python recipes/chat_questions.py NUMBER TARGET [SEED] > questions.jsonl
+    python recipes/chat_questions.py NUMBER TARGET [SEED [constrained]] > questions.jsonl
 
 Prints NUMBER distinct questions, one object with "text" per line, drawn from the forms and subjects below. TARGET, a chat model, adds
 forms about words of its vocabulary, and about code and documentation of Python's standard library. Another SEED than 1 draws other
@@ -303,6 +303,47 @@ Rewrite this code so that it is easier to read:{code}
 Write this code in JavaScript:{code}
 """
 
+CONSTRAINTS = """
+Answer in one paragraph.
+Answer in fewer than {words} words.
+Use no more than {count} sentences.
+Use bullet points.
+Explain your answer step by step.
+Give at least {count} examples.
+Use simple words.
+Write in a humorous tone.
+Write in a formal tone.
+Use a metaphor where it helps.
+End with a question.
+Begin every sentence with a different letter.
+Include a title.
+Mention a historical example.
+Compare it with an alternative, too.
+Justify every claim.
+Be concise.
+Be as detailed as you can.
+Address the reader directly.
+Give the answer first, and the reasons afterwards.
+Write at least {words} words.
+Add a short summary at the end.
+Format the answer as a table.
+Format the answer as JSON.
+Assume that the reader is an expert.
+Assume that the reader knows nothing about it.
+Do not use the letter "z".
+Show the calculation.
+Add comments to any code.
+Also name the most common mistake.
+What would you do differently the next time?
+Which assumptions do you make?
+Then criticise your own answer.
+Rhyme where you can.
+Quote somebody.
+Only give the final answer.
+"""
+
+JOINING = ("Also: ", "Then: ", "Afterwards, answer this: ", "")
+
 SUBJECTS = {
     "person": """a retired sailor; a young teacher; a shy student; a tired nurse; an ambitious chef; a curious child; a software
         engineer; a farmer; a museum guide; a detective; your supervisor; your neighbour; a mayor; a first-year student; a customer; a
@@ -461,6 +502,28 @@ def questions(forms: Sequence[str], subjects: Subjects, draw: random.Random) -> 
                 yield new
 
 
+def constrained(drawn: Sequence[str], draw: random.Random) -> Iterator[str]:
+    """The questions, nearly half of them with one or two constraints, and a tenth joined with another one. Those with code stay as they
+    are."""
+    constraints = listed_forms(CONSTRAINTS)
+    for text in drawn:
+        if "\n" in text:
+            yield text
+        elif draw.random() < 0.45:
+            chosen = draw.sample(constraints, draw.choice([1, 1, 2]))
+            numbers = [(draw.choice([20, 50, 100, 150, 200]), draw.choice([2, 3, 4, 5])) for _ in chosen]
+            filled = (
+                each.format(words=words, count=count) for each, (words, count) in zip(chosen, numbers, strict=True)
+            )
+            yield " ".join([text, *filled])
+        elif draw.random() < 0.15:
+            other = draw.choice(drawn)
+            is_short = "\n" not in other and len(other) < 200
+            yield f"{text} {draw.choice(JOINING)}{other}" if is_short else text
+        else:
+            yield text
+
+
 def main() -> None:
     number, options = int(sys.argv[1]), sys.argv[2:]
     if options:
@@ -468,7 +531,8 @@ def main() -> None:
         drawn = questions([*listed_forms(FORMS), *listed_forms(WIDE_FORMS)], wide_subjects(target), random.Random(seed))
     else:
         drawn = questions(listed_forms(FORMS), listed_subjects(), random.Random(0))
-    for text in islice(drawn, number):
+    texts = list(islice(drawn, number))
+    for text in constrained(texts, random.Random(3)) if "constrained" in options else texts:
         print(json.dumps({"text": text}))
 
 

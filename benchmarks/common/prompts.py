@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.paths import SHARED
+from foredraft.train.corpus import read_file
 
 
 def code_prompts(count: int, data: Path = SHARED / "data") -> list[str]:
@@ -44,6 +45,11 @@ def conversation_starts(count: int | None, data: Path = SHARED / "data") -> list
         categories.setdefault(question["category"], []).append(question["turns"][0])
     in_turns = [text for row in zip_longest(*categories.values()) for text in row if text is not None]
     return in_turns[:count]
+
+
+def questions_of(file: Path | None, count: int) -> Sequence[str]:
+    """The first questions of a file, as training reads them; None: MT-bench's."""
+    return conversation_starts(count) if file is None else read_file(file, separator="\n").documents[:count]
 
 
 def chat_ids(tokenizer: Any, count: int) -> list[list[int]]:

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.paths import RESULTS
-from benchmarks.common.prompts import conversation_starts, question_ids
+from benchmarks.common.prompts import question_ids, questions_of
 from benchmarks.common.reports import arguments_of, save
 from foredraft import LLM, SamplingParams
-from foredraft.train.corpus import read_file
 from foredraft.utils.machine import this_machine
 
 
@@ -37,11 +35,6 @@ def measure(llm: LLM, prompts: list[list[int]], temperature: float, args: argpar
         "alpha": stats.conditional_acceptance,
         "by_place": [accepted / evaluated for accepted, evaluated in places if evaluated],
     }
-
-
-def questions_of(file: Path | None, count: int) -> Sequence[str]:
-    """The first questions of a file, as training reads them; None: MT-bench's."""
-    return conversation_starts(count) if file is None else read_file(file, separator="\n").documents[:count]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -1,8 +1,8 @@
 """How often a head agrees with a chat model where a text repeats itself, and elsewhere.
 
-    python -m benchmarks.drafters.repeated_text HEAD --model MODEL [--questions 80] [--max-tokens 128] [--depth 5]
+    python -m benchmarks.drafters.repeated_text HEAD --model MODEL [--questions 80] [--questions-file FILE] [--max-tokens 128] [--depth 5]
 
-The model answers the first turns of MT-bench's questions greedily. A token is "repeated" if the last MATCH tokens before it occurred
+The model answers the first turns of MT-bench's questions greedily. FILE: other questions, see chat_acceptance. A token is "repeated" if the last MATCH tokens before it occurred
 earlier in the text, and the token after their last occurrence is the same; it is "broken off" if that token is another one. The head
 drafts at every position, with the text's own tokens before each draft token (teacher forcing), so the shares are higher than those of
 drafts, which begin where the last one was wrong.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
-from benchmarks.common.prompts import chat_ids
+from benchmarks.common.prompts import question_ids, questions_of
 from foredraft import LLM, SamplingParams
 from foredraft.train.head_acceptance import HeadOnTexts
 
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("head")
     parser.add_argument("--model", required=True)
     parser.add_argument("--questions", type=int, default=80)
+    parser.add_argument("--questions-file", type=Path)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--depth", type=int, default=5)
     args = parser.parse_args()
@@ -53,7 +55,8 @@ def main() -> None:
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0)
     total: Counter[tuple[int, str]] = Counter()
     agreed: Counter[tuple[int, str]] = Counter()
-    for output in llm.generate(chat_ids(llm.text_tokenizer, args.questions), params):
+    prompts = question_ids(llm.text_tokenizer, questions_of(args.questions_file, args.questions))
+    for output in llm.generate(prompts, params):
         num_given = len(output.prompt_token_ids)
         ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         kinds = kinds_of(ids)

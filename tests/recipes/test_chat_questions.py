@@ -17,6 +17,7 @@ from recipes.chat_questions import (
     FORMS,
     WIDE_FORMS,
     Subjects,
+    constrained,
     listed_forms,
     listed_subjects,
     question,
@@ -90,3 +91,12 @@ def test_no_question_is_from_mt_bench() -> None:
         pytest.skip("MT-bench's questions are not here")
     theirs = {turn.strip() for line in MT_BENCH.read_text().splitlines() for turn in json.loads(line)["turns"]}
     assert not theirs & {text for choice in CHOICES for text in drawn(choice, 5000)}
+
+
+def test_constraints_come_after_questions_and_never_into_code() -> None:
+    texts = drawn("wide", 2000)
+    given = list(constrained(texts, random.Random(3)))
+    assert all(new.startswith(old) for new, old in zip(given, texts, strict=True))
+    assert all(new == old for new, old in zip(given, texts, strict=True) if "\n" in old)
+    assert 0.4 < sum(new != old for new, old in zip(given, texts, strict=True)) / len(texts) < 0.6
+    assert not any("{words}" in text or "{count}" in text for text in given)
