@@ -1,16 +1,18 @@
 #!/bin/sh
 # Train an EAGLE-3 head for SmolLM2-135M-Instruct on its answers to questions of many kinds (chat_questions.py).
 #
-#   recipes/smollm2-head.sh SMOLLM2 OUT [BUDGET [WIDE_BUDGET]]
+#   recipes/smollm2-head.sh SMOLLM2 OUT [BUDGET [WIDE_BUDGET [COPYING_BUDGET]]]
 #
 # SMOLLM2: the file that `make models` fetches, or any other format of the model. The head is trained for BUDGET on answers to 7,200
-# questions of 80 kinds, then for WIDE_BUDGET on these and on 8,800 of three times as many kinds. The answers are written first, each only
-# once even if a run is interrupted. More answers and more training raise acceptance. Repeat the same command to resume an interrupted
-# run. The head is saved in OUT/wide.
+# questions of 80 kinds, then for WIDE_BUDGET on these and on 8,800 of three times as many kinds. Then it gets induction heads, so that it
+# can copy, and is trained for COPYING_BUDGET on answers to 2,176 other questions, half of them with further requests. The answers are
+# written first, each only once even if a run is interrupted. More answers and more training raise acceptance. Repeat the same command to
+# resume an interrupted run. The head is saved in OUT/copying.
 set -eu
-target=$1 out=$2 budget=${3:-80m} wide_budget=${4:-95m}
-narrow=$out/narrow.jsonl wide=$out/wide.jsonl
-questions="python $(dirname "$0")/chat_questions.py"
+target=$1 out=$2 budget=${3:-80m} wide_budget=${4:-95m} copying_budget=${5:-90m}
+narrow=$out/narrow.jsonl wide=$out/wide.jsonl copying=$out/copying.jsonl
+here=$(dirname "$0")
+questions="python $here/chat_questions.py"
 
 train() {
     foredraft train head --target "$target" --kind eagle3 --only-generations --temperature 0 --temperature 0.8 \
@@ -23,3 +25,8 @@ $questions 7200 > "$narrow"
 train --out "$out/narrow" --chats 7200 --prompts "$narrow" --draft-vocab-size 8192 --budget "$budget"
 train --out "$out/wide" --chats 16000 --prompts "$wide" --init "$out/narrow" --loss kl+tv --kl-until 0.4 \
     --muon-learning-rate 0.012 --learning-rate 0.0012 --budget "$wide_budget" --quantization int8
+$questions 9000 "$target" 7 constrained > "$copying"
+if [ ! -f "$out/induction/config.json" ]; then
+    python "$here/add_induction_heads.py" "$out/wide" "$target" "$out/wide/chats.jsonl" "$out/induction" 128
+fi
+train --out "$out/copying" --chats 2176 --prompts "$copying" --init "$out/induction" --budget "$copying_budget" --quantization int8

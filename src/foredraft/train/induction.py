@@ -226,7 +226,7 @@ def _matching(
     keys[current, width:], keys[previous, width:] = stored[:, :size].T, stored[:, size:].T
     is_first = _fit(states, sample.is_first)
     level = (states @ is_first)[sample.is_first[:, 0] == 1].mean()
-    keys[first[:1], width:] = is_first.T / level
+    keys[first, width:] = is_first.T / level
     constant = _fit(embeds, torch.ones(len(embeds), 1))
     of_current = _centred(embeds, codes.projection / codes(embeds).std(0))
     queries = torch.zeros(num_heads, head_dim, 2 * width)
@@ -236,7 +236,7 @@ def _matching(
     ):
         query[current, :width] = of_current.T * (of_current_code * scale / size)
         query[previous, width:] = stored[:, :size].T * (of_previous_code * scale / size)
-        query[first[:1], :width] = constant.T * (_SCORE_FIRST * scale)
+        query[first, :width] = constant.T * (_SCORE_FIRST * scale)
     return queries.flatten(0, 1), keys
 
 
