@@ -1,11 +1,12 @@
 """How often a head agrees with a chat model where a text repeats itself, and elsewhere.
 
-    python -m benchmarks.drafters.repeated_text HEAD --model MODEL [--questions 80] [--questions-file FILE] [--max-tokens 128] [--depth 5]
+    python -m benchmarks.drafters.repeated_text HEAD --model MODEL [--questions 80] [--questions-file FILE] [--max-tokens 128]
+        [--depth 5]
 
-The model answers the first turns of MT-bench's questions greedily. FILE: other questions, see chat_acceptance. A token is "repeated" if the last MATCH tokens before it occurred
-earlier in the text, and the token after their last occurrence is the same; it is "broken off" if that token is another one. The head
-drafts at every position, with the text's own tokens before each draft token (teacher forcing), so the shares are higher than those of
-drafts, which begin where the last one was wrong.
+The model answers the first turns of MT-bench's questions greedily. FILE: other questions, see chat_acceptance. A token is "repeated"
+if the last MATCH tokens before it occurred earlier in the text, and the token after their last occurrence is the same; it is "broken
+off" if that token is another one. The head drafts at every position, with the text's own tokens before each draft token (teacher
+forcing), so the shares are higher than those of drafts, which begin where the last one was wrong.
 """
 
 from __future__ import annotations

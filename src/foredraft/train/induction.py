@@ -50,6 +50,19 @@ class _Codes:
         return (embeds - self.mean) @ self.projection
 
 
+@dataclass(frozen=True, slots=True)
+class _Readers:
+    """Matrices that read a row's inputs of attention. embed: from the embedding of the row's token, its code, [H, K]. current, previous:
+    from the state, the codes of the token before the row's and of the one before that, [H, K]. is_first: from the state, 1 in the first
+    row of a text and 0 in others, [H, 1]. constant: from the embedding, 1, [H, 1]."""
+
+    embed: Tensor
+    current: Tensor
+    previous: Tensor
+    is_first: Tensor
+    constant: Tensor
+
+
 class _Sample:
     """A head's inputs on blocks of text, row by row. N texts of L tokens give R = N · L rows."""
 
@@ -110,12 +123,12 @@ def with_induction_heads(
     generator = torch.Generator().manual_seed(seed)
     size = (len(slow) - 1) // 2
     codes = _codes(sample, size, wider.config.hidden_size // 3, generator)
-    stored = _store(wider, sample, codes)
+    readers = _readers(wider, sample, codes)
     attention, num_heads = _layer_of(wider).self_attn, _group_size(head) * num_groups
     for group in range(head.config.layer.num_key_value_heads, wider.config.layer.num_key_value_heads):
         order = slow[1:][torch.randperm(len(slow) - 1, generator=generator)]
         places = slow[:1], order[:size], order[size : 2 * size]
-        queries, keys = _matching(sample, codes, stored, places, attention.head_dim, _group_size(head))
+        queries, keys = _matching(readers, places, attention.head_dim, _group_size(head))
         values, outputs = _copying(wider, sample, generator)
         of_queries, of_keys = (slice(group * len(rows), (group + 1) * len(rows)) for rows in (queries, keys))
         attention.q_proj.weight[of_queries], attention.k_proj.weight[of_keys] = queries, keys
@@ -193,50 +206,54 @@ def _codes(sample: _Sample, size: int, num_directions: int, generator: torch.Gen
     return _Codes(mean, whitened @ mixed)
 
 
+def _readers(head: EagleHead, sample: _Sample, codes: _Codes) -> _Readers:
+    """Store codes in the states, and find out how to read them."""
+    quiet = _store(head, sample, codes)
+    states, embeds = sample.normalized_states, sample.embeds
+    reading = quiet / _layer_of(head).hidden_norm.weight[:, None]
+    stored = _centred(states, reading / (states @ reading).std(0))
+    current, previous = stored.chunk(2, dim=1)
+    is_first = _fit(states, sample.is_first)
+    return _Readers(
+        embed=_centred(embeds, codes.projection / codes(embeds).std(0)),
+        current=current,
+        previous=previous,
+        is_first=is_first / (states @ is_first)[sample.is_first[:, 0] == 1].mean(),
+        constant=_fit(embeds, torch.ones(len(embeds), 1)),
+    )
+
+
 def _store(head: EagleHead, sample: _Sample, codes: _Codes) -> Tensor:
     """Let fc write the codes of the token of a row's features, and of the token before it, into the quietest directions of the fused
-    state -> [H, 2 K], reads them from a normalized state, with a variance of 1 each"""
+    state -> those directions, [H, 2 K]"""
     states = sample.states
     centred = states - states.mean(0)
     current = codes(sample.embeds)
     wanted = torch.cat([current, sample.before(current)], dim=1)
-    quiet = torch.linalg.eigh(centred.T @ centred)[1][:, : wanted.shape[1]]
+    quiet: Tensor = torch.linalg.eigh(centred.T @ centred)[1][:, : wanted.shape[1]]
     decoder = _fit(sample.features - sample.features.mean(0), wanted - wanted.mean(0))
     decoded = (sample.features @ decoder).std(0)
     std = _STORED_STD * _size(states)
     head.fc.weight += quiet @ (decoder / decoded * std - head.fc.weight.T @ quiet).T
-    reading = quiet / _layer_of(head).hidden_norm.weight[:, None]
-    return _centred(sample.normalized_states, reading / (sample.normalized_states @ reading).std(0))
+    return quiet
 
 
-def _matching(
-    sample: _Sample,
-    codes: _Codes,
-    stored: Tensor,
-    places: Sequence[Tensor],
-    head_dim: int,
-    num_heads: int,
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys. stored: see _store. places: the elements of a key that hold the score of the first key, the code of the token
-    before the key's, and that of the token before that -> [num_heads * D, 2 H], [D, 2 H]"""
+def _matching(readers: _Readers, places: Sequence[Tensor], head_dim: int, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys. places: the elements of a key that hold the score of the first key, the code of the token before the key's, and
+    that of the token before that -> [num_heads * D, 2 H], [D, 2 H]"""
     first, current, previous = places
-    width, size = len(stored), len(current)
-    states, embeds = sample.normalized_states, sample.embeds
+    width, size = readers.embed.shape
     keys = torch.zeros(head_dim, 2 * width)
-    keys[current, width:], keys[previous, width:] = stored[:, :size].T, stored[:, size:].T
-    is_first = _fit(states, sample.is_first)
-    level = (states @ is_first)[sample.is_first[:, 0] == 1].mean()
-    keys[first, width:] = is_first.T / level
-    constant = _fit(embeds, torch.ones(len(embeds), 1))
-    of_current = _centred(embeds, codes.projection / codes(embeds).std(0))
+    keys[current, width:], keys[previous, width:] = readers.current.T, readers.previous.T
+    keys[first, width:] = readers.is_first.T
     queries = torch.zeros(num_heads, head_dim, 2 * width)
     scale = head_dim**0.5
-    for query, of_current_code, of_previous_code in zip(
+    for query, of_current, of_previous in zip(
         queries, _spread(_SCORES_CURRENT, num_heads), _spread(_SCORES_PREVIOUS, num_heads), strict=True
     ):
-        query[current, :width] = of_current.T * (of_current_code * scale / size)
-        query[previous, width:] = stored[:, :size].T * (of_previous_code * scale / size)
-        query[first, :width] = constant.T * (_SCORE_FIRST * scale)
+        query[current, :width] = readers.embed.T * (of_current * scale / size)
+        query[previous, width:] = readers.current.T * (of_previous * scale / size)
+        query[first, :width] = readers.constant.T * (_SCORE_FIRST * scale)
     return queries.flatten(0, 1), keys
 
 
@@ -284,5 +301,5 @@ def _fit(inputs: Tensor, wanted: Tensor) -> Tensor:
     size = inputs.square().mean(0).sqrt().clamp(min=torch.finfo(inputs.dtype).tiny)
     scaled = inputs / size
     gram = scaled.T @ scaled + _RIDGE * len(inputs) * torch.eye(inputs.shape[1])
-    fitted: Tensor = torch.linalg.solve(gram, scaled.T @ wanted) / size[:, None]
-    return fitted
+    solution: Tensor = torch.linalg.solve(gram, scaled.T @ wanted)
+    return solution / size[:, None]
