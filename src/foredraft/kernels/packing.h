@@ -38,18 +38,66 @@ struct LevelCodes {
     }
 };
 
+// The codes of eight numbers, in the lower half of each byte. The upper half is not zero if the number has no code.
+uint64_t plain_codes(uint64_t numbers) {
+    constexpr uint64_t SIGNS = 0x8080808080808080u;
+    return ((numbers & ~SIGNS) + 0x0808080808080808u) ^ (numbers & SIGNS);
+}
+
+uint64_t level_codes(const LevelCodes& levels, uint64_t numbers) {
+    uint64_t codes = 0;
+    for (int i = 0; i < 64; i += 8) codes |= (uint64_t)(uint8_t)levels.of[numbers >> i & 255] << i;
+    return codes;
+}
+
+int64_t num_without_code(uint64_t codes) {
+    const uint64_t outside = codes >> 4, any = outside | outside >> 1 | outside >> 2 | outside >> 3;
+    return __builtin_popcountll(any & 0x0101010101010101u);
+}
+
+// Eight numbers -> four bytes. bad: how many of the numbers have no code is added to it
+uint32_t nibbles_of(const LevelCodes* levels, const int8_t* from, int64_t& bad) {
+    uint64_t numbers;
+    memcpy(&numbers, from, sizeof numbers);
+    const uint64_t codes = levels ? level_codes(*levels, numbers) : plain_codes(numbers), low = codes & 0x0f0f0f0f0f0f0f0fu;
+    bad += num_without_code(codes);
+    return (uint32_t)(low | low >> 28);
+}
+
+uint32_t bytes_of(const int8_t* from) {
+    uint32_t numbers = 0;
+    memcpy(&numbers, from, INT8_UNIT);
+    return numbers ^ 0x01010101u * EIGHT_BIT_ZERO;
+}
+
+// Calls pack(inputs, place) for every N inputs of a group; to: the first place; step: bytes between them. If the last inputs are fewer,
+// numbers with code 0 follow them.
+template <int N, class Pack>
+void for_inputs(const int8_t* from, int64_t count, int8_t with_code_0, char* to, int64_t step, const Pack& pack) {
+    int64_t i = 0;
+    for (; i + N <= count; i += N, to += step) pack(from + i, to);
+    if (i == count) return;
+    int8_t last[N];
+    memset(last, with_code_0, N);
+    memcpy(last, from + i, count - i);
+    pack(last, to);
+}
+
 // -> how many codes the kind cannot represent
 int64_t pack_codes(const Matrix& m, const LevelCodes* levels, const int8_t* from, int64_t j, char* lines) {
+    char* to = lines + byte_at(m, j, 0);
+    const int64_t step = BESIDE * unit_of(m);
     int64_t bad = 0;
-    for (int64_t i = 0; i < m.group; i++) {
-        char* at = lines + byte_at(m, j, i);
-        if (m.kind == INT8_GROUPS) {
-            *at = (char)((uint8_t)from[i] ^ EIGHT_BIT_ZERO);
-            continue;
-        }
-        const int code = levels ? levels->of[(uint8_t)from[i]] : from[i] + 8;
-        bad += code < 0 || code > 15;
-        *at = (char)((uint8_t)*at | (code & 15) << (i / UNIT % 2 ? 4 : 0));
+    if (m.kind == INT8_GROUPS) {
+        for_inputs<INT8_UNIT>(from, m.group, (int8_t)EIGHT_BIT_ZERO, to, step, [](const int8_t* inputs, char* place) {
+            const uint32_t packed = bytes_of(inputs);
+            memcpy(place, &packed, INT8_UNIT);
+        });
+    } else {
+        for_inputs<2 * UNIT>(from, m.group, levels ? m.levels[0] : -8, to, step, [&](const int8_t* inputs, char* place) {
+            const uint32_t packed = nibbles_of(levels, inputs, bad);
+            memcpy(place, &packed, UNIT);
+        });
     }
     return bad;
 }
