@@ -3,7 +3,7 @@ none is written twice, however often the run is interrupted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,11 +58,47 @@ def question_counter(tokenizer: PreTrainedTokenizerBase) -> CountGiven:
     return count
 
 
+class QuestionWriter:
+    """Lets a chat model write questions: it continues its template's opening of a user's turn. A question ends where the template ends
+    that turn, or after max_tokens.
+
+    Raises ForedraftError for a model without a chat template.
+    """
+
+    def __init__(self, llm: LLM, max_tokens: int, seed: int = 0) -> None:
+        assert llm.tokenizer is not None
+        self._llm, self._max_tokens, self._seed = llm, max_tokens, seed
+        self._opening, closing = user_turn_frame(llm.tokenizer)
+        self._end = closing[0]
+        self._ends = {closing[0], llm.tokenizer.eos_token_id}
+
+    def write(self, numbers: Sequence[int]) -> list[tuple[list[int], bool]]:
+        """-> the ids of each question, and whether it ended by itself. numbers: those of the questions; each has draws of its own."""
+        params = [self._params(number) for number in numbers]
+        opened = complete(self._llm, [self._opening] * len(numbers), params)
+        written = (text[len(self._opening) :] for text in opened)
+        return [self._question(ids) for ids in written]
+
+    def _params(self, number: int) -> SamplingParams:
+        return SamplingParams(
+            temperature=_QUESTION_TEMPERATURE,
+            max_tokens=self._max_tokens,
+            min_tokens=1,
+            stop_token_ids=[self._end],
+            seed=2 * seed_of(self._seed, number),
+        )
+
+    def _question(self, ids: Sequence[int]) -> tuple[list[int], bool]:
+        length = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
+        return list(ids[:length]), length < len(ids)
+
+
 class _Writer:
     def __init__(self, llm: LLM, questions: Sequence[str], spec: ChatSpec) -> None:
         assert llm.tokenizer is not None
         self._llm, self._tokenizer, self._questions, self._spec = llm, llm.tokenizer, questions, spec
         self._opening, self._closing = user_turn_frame(llm.tokenizer)
+        self._question_writer = QuestionWriter(llm, spec.question_tokens, spec.seed)
 
     def chats(self, numbers: Sequence[int]) -> list[list[int]]:
         prompts = self._given(numbers) if self._questions else self._written(numbers)
@@ -73,30 +109,12 @@ class _Writer:
         return [render_chat(self._tokenizer, [{"role": "user", "content": question}]) for question in questions]
 
     def _written(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Prompts with questions that the target writes. A question ends where the template ends a user's turn."""
-        params = [self._question_params(number) for number in numbers]
-        opened = complete(self._llm, [self._opening] * len(numbers), params)
-        questions = (text[len(self._opening) :] for text in opened)
-        return [[*self._opening, *self._before_the_end(question), *self._closing] for question in questions]
-
-    def _question_params(self, number: int) -> SamplingParams:
-        return SamplingParams(
-            temperature=_QUESTION_TEMPERATURE,
-            max_tokens=self._spec.question_tokens,
-            min_tokens=1,
-            stop_token_ids=[self._closing[0]],
-            seed=2 * seed_of(self._spec.seed, number),
-        )
+        """Prompts with questions that the target writes."""
+        questions = self._question_writer.write(numbers)
+        return [[*self._opening, *question, *self._closing] for question, _ in questions]
 
     def _answer_params(self, number: int) -> SamplingParams:
         temperature = self._spec.temperatures[number % len(self._spec.temperatures)]
         return SamplingParams(
             temperature=temperature, max_tokens=self._spec.answer_tokens, seed=2 * seed_of(self._spec.seed, number) + 1
         )
-
-    def _before_the_end(self, ids: Sequence[int]) -> Iterator[int]:
-        ends = {self._closing[0], self._tokenizer.eos_token_id}
-        for token in ids:
-            if token in ends:
-                return
-            yield token
