@@ -150,6 +150,21 @@ def test_the_level_of_a_text_is_the_prior_of_its_bucket() -> None:
     assert acceptance.forecast(history.bucket(108)).num_tokens[4] < 1.5
 
 
+def test_a_level_without_counts_is_half_way_to_the_one_above() -> None:
+    """Texts pass the level above on their way down, so it tells something about the one below."""
+    estimator = AcceptanceEstimator(2)
+    lowest, above = STALE + 1, STALE + 2
+    at_face_value = estimator.rates(lowest)[0]
+    estimator.forecast(lowest)
+    for _ in range(400):
+        estimator.record(above, 1, 1, 1)
+    assert estimator.rates(lowest)[0] == pytest.approx((at_face_value + 1) / 2, abs=0.02)
+    assert estimator.forecast(lowest).num_tokens[1] == pytest.approx(1 + estimator.rates(lowest)[0]), "not an old one"
+    for _ in range(40):
+        estimator.record(lowest, 1, 1, 0)
+    assert estimator.rates(lowest)[0] < 0.1, "its own counts decide"
+
+
 def test_one_rejected_draft_does_not_condemn_a_text_if_most_are_accepted() -> None:
     acceptance, new, bad = AcceptanceEstimator(MAX_DRAFT), AcceptanceHistory(), AcceptanceHistory()
     for _ in range(60):

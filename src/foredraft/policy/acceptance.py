@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from foredraft.policy.decay import Decay
+from foredraft.policy.decay import PRIOR_WEIGHT, Decay
 
 NEW, STALE, _FIRST_LEVEL = 0, 1, 2
 """The buckets of texts that were never drafted, or not for a long time. Those for levels of recent acceptance follow."""
 _LEVELS = (0.1, 0.35, 0.6, 0.85)
 _LEVEL_RATES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_LEVELS, 1.0)))
+_LEVEL_PRIOR_WEIGHT = 5.0
+"""The weight of the assumed rate of a level, in drafts. If it were larger, a text that turns bad would be noticed later."""
 NUM_BUCKETS = _FIRST_LEVEL + len(_LEVELS) + 1
 
 _INITIAL_RATE = 0.85
@@ -99,12 +101,17 @@ class _Counts:
         """The rates by position. prior: the rate of each position before anything was counted there."""
         return self.decay.shares(self.accepted, self.evaluated, prior)
 
-    def chained_rates(self, first: float) -> list[float]:
-        """The rates by position. The prior of the first position is `first`; that of any other is the rate of the one before it."""
+    def chained_rates(self, first: float, weight: float = PRIOR_WEIGHT) -> list[float]:
+        """The rates by position. The prior of the first position is `first`; that of any other is the rate of the one before it. weight:
+        of the priors, in drafts."""
         rates: list[float] = []
         for accepted, evaluated in zip(self.accepted, self.evaluated, strict=True):
-            rates.append(self.decay.share(accepted, evaluated, rates[-1] if rates else first))
+            rates.append(self.decay.share(accepted, evaluated, rates[-1] if rates else first, weight))
         return rates
+
+    def first_rate(self, prior: float) -> float:
+        """The rate of the first position. prior: the rate before anything was counted."""
+        return self.decay.share(self.accepted[0], self.evaluated[0], prior)
 
     def mean_rate(self, prior: float) -> float:
         """The rate over all positions. prior: the rate before anything was counted."""
@@ -135,6 +142,8 @@ class AcceptanceEstimator:
             requested, drafted, accepted = (min(count, self.max_draft) for count in (requested, drafted, accepted))
         self._all.record(requested, drafted, accepted)
         self._buckets[bucket].record(requested, drafted, accepted)
+        for affected in (NEW, STALE, max(bucket - 1, STALE)):  # their priors have changed
+            self._buckets[affected].forecast = None
 
     @property
     def mean_rate(self) -> float:
@@ -148,11 +157,20 @@ class AcceptanceEstimator:
         return counts.forecast
 
     def rates(self, bucket: int) -> list[float]:
-        """The rates by position. The prior of a level's bucket is the middle of the level; that of the other two buckets is the rate over
-        all texts."""
+        """The rates by position. For the prior of a level's bucket see _level_prior; that of the other two buckets is the rate over all
+        texts."""
         if bucket >= _FIRST_LEVEL:
-            return self._buckets[bucket].chained_rates(_LEVEL_RATES[bucket - _FIRST_LEVEL])
+            return self._buckets[bucket].chained_rates(self._level_prior(bucket), _LEVEL_PRIOR_WEIGHT)
         return self._buckets[bucket].rates(self._all.chained_rates(_INITIAL_RATE))
+
+    def _level_prior(self, bucket: int) -> float:
+        """The assumed rate of the first position at a level: half way from the middle of the level to what was counted one level above.
+
+        A drafter that is right in half of all places is soon wrong several times in a row by chance. If that were taken at face value,
+        nothing would be drafted at the lowest level, and nothing would ever be counted there.
+        """
+        middle, above = _LEVEL_RATES[bucket - _FIRST_LEVEL], bucket + 1
+        return (middle + self._buckets[above].first_rate(middle)) / 2 if above < NUM_BUCKETS else middle
 
     def _compute_forecast(self, counts: _Counts, rates: Sequence[float]) -> Forecast:
         fill_rates = counts.fill_rates(self._all.fill_rates([1.0] * self.max_draft))

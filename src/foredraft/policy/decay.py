@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 _DECAY = 0.5 ** (1 / 200)
 _MAX_WEIGHT = 1e9
-_PRIOR_WEIGHT = 6.0
+PRIOR_WEIGHT = 6.0
 
 
 class Decay:
@@ -29,9 +29,9 @@ class Decay:
             self._weight = 1.0
         return self._weight
 
-    def share(self, count: float, total: float, prior: float) -> float:
-        """count / total, close to the prior if little was counted."""
-        prior_weight = _PRIOR_WEIGHT * self._weight
+    def share(self, count: float, total: float, prior: float, weight: float = PRIOR_WEIGHT) -> float:
+        """count / total, close to the prior if little was counted. weight: of the prior, in events"""
+        prior_weight = weight * self._weight
         return (count + prior_weight * prior) / (total + prior_weight)
 
     def shares(self, counts: Sequence[float], totals: Sequence[float], priors: Sequence[float]) -> list[float]:
