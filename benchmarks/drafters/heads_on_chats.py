@@ -4,8 +4,8 @@
         [--temperatures 0 0.8] [--questions 12] [--max-tokens 128] [--threads N] [--save NAME]
 
 Batch 1, one run: the first turn of MT-bench's questions in the model's chat template, each answered by every system in an order that
-rotates. With "auto" the controller chooses the number of draft tokens; "suffix + head" merges both drafters, with trees where they pay.
-Rows with a fixed γ use the head alone. Ratios are paired by question, and their intervals bootstrapped over questions. At temperatures
+rotates. With "auto" the controller chooses the number of draft tokens; "suffix + head" asks suffix first, and the head where it finds too
+little; with trees, it merges the drafts of both. Rows with a fixed γ use the head alone. Ratios are paired by question, and their intervals bootstrapped over questions. At temperatures
 above 0 answers are sampled without a seed, so each system writes its own.
 """
 
@@ -25,13 +25,15 @@ PLAIN, SUFFIX = "plain decoding", "suffix, auto"
 
 
 def systems_of(head: LLM, gammas: list[int], temperature: float) -> list[System]:
-    suffix, both = head.with_drafter("suffix"), head.with_drafter("suffix+eagle", speculative_token_tree="auto")
+    suffix, both = head.with_drafter("suffix"), head.with_drafter("suffix+eagle")
+    trees = head.with_drafter("suffix+eagle", speculative_token_tree="auto")
     return [
         foredraft_system(head, PLAIN, 0, temperature),
         foredraft_system(suffix, SUFFIX, "auto", temperature),
         *(foredraft_system(head, f"head, γ = {gamma}", gamma, temperature) for gamma in gammas),
         foredraft_system(head, "head, auto", "auto", temperature),
         foredraft_system(both, "suffix + head, auto", "auto", temperature),
+        foredraft_system(trees, "suffix + head, auto with trees", "auto", temperature),
     ]
 
 

@@ -149,10 +149,10 @@ def offer_of(paths: Paths) -> Offer:
 
 
 def counted_shares(data: st.DataObject) -> AcceptedShares:
-    shares = AcceptedShares(lambda depth, rank: 0.5 / (rank + 1))
-    for depth, rank in product(range(3), range(3)):
+    shares = AcceptedShares(lambda place: 0.5 / (place[1] + 1))
+    for place in product(range(3), range(3)):
         for _ in range(data.draw(st.integers(0, 3))):
-            shares.count(depth, rank, stood=data.draw(st.booleans()))
+            shares.count(place, data.draw(st.booleans()))
     return shares
 
 
@@ -169,7 +169,7 @@ def by_brute_force(
             for part, counts in zip(parts, shares, strict=True):
                 siblings = sorted(other for other in part if other[:-1] == path[:-1] and len(other) == len(path))
                 if path in part:
-                    wrong *= 1 - counts.of(depth, siblings.index(path))
+                    wrong *= 1 - counts.of((depth, siblings.index(path)))
             chances[path] = chosen[path[:-1]] * (1 - wrong)
         chosen |= dict(sorted(chances.items(), key=lambda pair: -pair[1])[: size + spare])
     return {path: chance for path, chance in chosen.items() if path}
@@ -341,7 +341,7 @@ def test_duplicate_siblings_break_the_contract(make_request: MakeRequest, monkey
     ) -> list[merged_module._Node]:
         return [
             merged_module._Node(
-                offers[part].ids[child], place, {part: child}, node.chance * shares[part].of(depth, rank)
+                offers[part].ids[child], place, {part: child}, node.chance * shares[part].of((depth, rank))
             )
             for part, own in node.nodes.items()
             for rank, child in enumerate(offers[part].children.get(own, ()))
@@ -415,18 +415,10 @@ def test_forget_reaches_the_parts_and_retain_does_not_forget(make_request: MakeR
     assert not drafter._histories
 
 
-def test_accepted_shares_adapt() -> None:
-    shares = AcceptedShares(lambda depth, rank: 0.5)
-    for stood in [True] * 1000 + [False] * 1000:
-        shares.count(0, 0, stood=stood)
-    assert shares.of(0, 0) < 0.05
-    assert shares.of(1, 0) == 0.5
-
-
 def test_an_offer_is_compared_with_the_text_as_far_as_it_was_right() -> None:
-    offer, shares = Offer.of([5, 6, 7], [ROOT, ROOT, 1]), AcceptedShares(lambda depth, rank: 0.5)
+    offer, shares = Offer.of([5, 6, 7], [ROOT, ROOT, 1]), AcceptedShares(lambda place: 0.5)
     offer.compare([6, 8, 9], [shares])
-    assert shares.of(0, 0) < 0.5 < shares.of(0, 1)
-    assert shares.of(1, 0) < 0.5
-    assert shares.of(2, 0) == 0.5
+    assert shares.of((0, 0)) < 0.5 < shares.of((0, 1))
+    assert shares.of((1, 0)) < 0.5
+    assert shares.of((2, 0)) == 0.5
     assert depths_of([ROOT, ROOT, 1]) == [1, 1, 2]

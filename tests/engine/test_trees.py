@@ -210,7 +210,8 @@ def _num_asked(llm: LLM, wanted: Sequence[SamplingParams]) -> Counter[str]:
 
 def test_trees_are_merged_where_several_methods_draft_trees() -> None:
     llm = LLM(method="suffix+draft_model", num_threads=1)
-    assert [*llm.drafters] == ["suffix", "draft_model"], "chains only"
+    assert [*llm.drafters] == ["suffix", "draft_model", "hybrid"], "chains only"
+    assert [*llm.with_drafter(speculative_tokens=3).drafters] == ["suffix", "draft_model"]
     assert [*llm.with_drafter(speculative_token_tree="auto").drafters] == ["suffix", "draft_model", "merged"]
     fixed = llm.with_drafter(speculative_token_tree=_paths(WIDE))
     assert [*fixed.drafters] == ["merged", "suffix", "draft_model"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -52,9 +54,13 @@ def test_the_text_is_plain_decodings(settings: dict[str, float], llm: LLM) -> No
 
 
 def test_the_controller_did_draft(llm: LLM) -> None:
+    """The draft model is not asked by itself."""
+    asked = Counter[str]()
+    llm.engine.observers.append(SimpleNamespace(observe=lambda step: asked.update(step.draft_times)))
     llm.generate(PROMPTS, SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
     assert isinstance(llm.policy, Controller)
     assert llm.engine.stats.num_draft_tokens > 0
+    assert asked.keys() <= {"suffix", "hybrid"}
 
 
 def test_mixed_batches_are_invisible_too(llm: LLM) -> None:

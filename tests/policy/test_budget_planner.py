@@ -21,7 +21,13 @@ class Planner(BudgetPlanner):
     """A planner whose parts a test can access. A pass costs 10 ms, a draft nothing, unless its drafter is in draft_ms. merged: the parts
     of "merged"."""
 
-    def __init__(self, *drafters: str, merged: Sequence[str] = (), draft_ms: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        *drafters: str,
+        merged: Sequence[str] = (),
+        replaced: Mapping[str, str] | None = None,
+        draft_ms: Mapping[str, float] | None = None,
+    ) -> None:
         self.cooldowns = Cooldowns()
         self.acceptance = {name: AcceptanceEstimator(LONGEST) for name in drafters}
         costs = CostModel()
@@ -34,7 +40,9 @@ class Planner(BudgetPlanner):
                         costs.record_draft(name, 1, depth, 0, milliseconds / 1000, sampled=is_sampled)
         parts = {"merged": merged} if merged else {}
         states = SequenceStates(drafters)
-        super().__init__(self.acceptance, {}, costs, states, self.cooldowns, LONGEST, merged=parts)
+        super().__init__(
+            self.acceptance, {}, costs, states, self.cooldowns, LONGEST, merged=parts, replaced=replaced or {}
+        )
 
     def budget(self, sequence: TokenSequence, step: int = 1) -> DraftBudget:
         (budget,) = self.budgets([sequence], step, sampled=False)
@@ -113,3 +121,18 @@ def test_while_the_merged_drafter_cools_down_its_parts_are_used() -> None:
 def test_a_part_of_unknown_cost_is_tried() -> None:
     planner = Planner("eagle", "merged", merged=["eagle"], draft_ms={"merged": 1.0})
     assert planner.budget(text()).drafter == "eagle"
+
+
+def test_a_substitute_is_used_in_place_of_a_drafter() -> None:
+    planner = Planner(
+        "eagle", "suffix", "hybrid", replaced={"eagle": "hybrid"}, draft_ms={"suffix": 0.1, "hybrid": 0.1}
+    )
+    assert not planner.may_use("eagle")
+    assert planner.may_use("suffix")
+    for params in ({"temperature": 0.0}, {"temperature": 0.8}):
+        assert planner.budget(text(params=params)).drafter != "eagle", "although its cost is unknown"
+    planner.cooldowns.start(["hybrid"], "failed", 5)
+    assert planner.may_use("eagle")
+    assert planner.fixed_budget(text(wanted=2)) == DraftBudget("eagle", 2), (
+        "it serves requests with a number of their own"
+    )

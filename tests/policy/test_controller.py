@@ -104,6 +104,16 @@ def test_trees_never_make_it_slower(stands: float, per_token: float, siblings: t
     assert rates[1] >= 0.985 * rates[0]
 
 
+def test_a_replaced_drafter_is_used_only_while_its_substitute_cools_down() -> None:
+    drafters = {"a": drafter(0.9), "b": drafter(0.9, 0.002)}
+    controller = Controller([*drafters], max_draft=LONGEST, replaced={"a": "b"}, clock=no_time)
+    simulator = Simulator(controller, drafters, pass_seconds)
+    simulator.add(text())
+    assert {budget.drafter for one in simulator.run(600) for budget in one.budgets.values()} <= {"", "b"}
+    controller.cool_down(["b"], "failed", 100)
+    assert {budget.drafter for one in simulator.run(60) for budget in one.budgets.values()} == {"a"}
+
+
 def test_a_weak_drafter_with_good_siblings_is_faster_with_trees() -> None:
     rates, budgets = [], []
     for tree_drafters in ((), ("a",)):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.draft_model import DraftModelDrafter
     from foredraft.drafters.eagle import EagleDrafter
     from foredraft.drafters.early_exit import EarlyExitDrafter
+    from foredraft.drafters.hybrid import HybridDrafter
     from foredraft.drafters.medusa import MedusaDrafter
     from foredraft.drafters.merged import MergedDrafter
     from foredraft.drafters.mtp import LayeredMtpDrafter, MtpDrafter
@@ -37,6 +38,7 @@ __getattr__ = attributes(
         "draft_model": ("DraftModelDrafter",),
         "eagle": ("EagleDrafter",),
         "early_exit": ("EarlyExitDrafter",),
+        "hybrid": ("HybridDrafter",),
         "medusa": ("MedusaDrafter",),
         "merged": ("MergedDrafter",),
         "mtp": ("MtpDrafter", "LayeredMtpDrafter"),
@@ -106,6 +108,7 @@ __all__ = [
     "DrafterContext",
     "EagleDrafter",
     "EarlyExitDrafter",
+    "HybridDrafter",
     "LayeredMtpDrafter",
     "MedusaDrafter",
     "MergedDrafter",

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from foredraft.engine.proposal import (
-    CERTAIN,
-    Drafter,
-    DraftRequest,
-    Features,
-    Proposal,
-    bytes_held,
-    grows_trees,
-    reads_encoder,
-    shares_cache,
-    taps_of,
-    trees_of,
-)
-from foredraft.engine.stats import PrefixStats
+from foredraft.drafters._combined import CombinedDrafter, CountedMeans
+from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal, grows_trees, trees_of
 from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.errors import DrafterError, ForedraftError
 
 _PRIORS = (0.6, 0.15, 0.08, 0.05)
 """Assumed shares of correct tokens by rank among siblings, before any were counted; the last one holds for all further ranks."""
-_PRIOR_WEIGHT = 6.0
-_MAX_OFFERED = 256
-"""Counts are halved when they reach this, so that the shares follow the text."""
+
+AcceptedShares = CountedMeans[tuple[int, int]]
+"""The share of one drafter's tokens that were correct, among those with a correct parent, by (depth, rank among siblings). Depth 0 is
+directly after the pending token."""
 
 
-class MergedDrafter:
+class MergedDrafter(CombinedDrafter["_History"]):
     """Asks its parts for trees and merges them. Where two parts offer the same token after the same tokens, it becomes one node, and
     the row that this saves goes to the next best token.
 
@@ -44,7 +33,7 @@ class MergedDrafter:
     (docs/internals/trees.md), and counts come from committed tokens. A part must not draw its tokens, since those of a tree are
     certain.
 
-    parts: by name, two or more drafters that grow trees. The engine also owns them; this drafter stores nothing for them.
+    parts: by name, two or more drafters that grow trees.
 
     Raises ForedraftError for other parts, and DrafterError in `propose` if one of them draws.
     """
@@ -55,18 +44,8 @@ class MergedDrafter:
         unable = [name for name, part in parts.items() if not grows_trees(part)]
         if len(parts) < 2 or unable:
             raise ForedraftError(f"a merged tree needs two or more drafters that grow trees, not {unable or [*parts]}")
-        self._parts = dict(parts)
-        self.taps = tuple(sorted({tap for part in parts.values() for tap in taps_of(part)}))
-        self.shares_cache = any(shares_cache(part) for part in parts.values())
-        self.reads_encoder = any(reads_encoder(part) for part in parts.values())
-        self.prefix_stats = PrefixStats()  # the parts count their own
+        super().__init__(parts)
         self._shares = [AcceptedShares(_prior) for _ in parts]
-        self._histories: dict[int, _History] = {}
-
-    @property
-    def bytes_held(self) -> int:
-        """The bytes that its parts hold."""
-        return sum(bytes_held(part) for part in self._parts.values())
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """-> one row of certain tokens per request. All requests are learned from before any is drafted for, so order does not matter."""
@@ -78,19 +57,6 @@ class MergedDrafter:
                 history.offers.append(offer)
         rows = [_draft(*pair) for pair in zip(requests, histories, strict=True)]
         return Proposal.certain([ids for ids, _ in rows], trees_of([parents for _, parents in rows]))
-
-    def forget(self, seq_ids: list[int]) -> None:
-        for seq_id in seq_ids:
-            self._histories.pop(seq_id, None)
-        for part in self._parts.values():
-            part.forget(seq_ids)
-
-    def retain(self, seq_id: int, history: Sequence[int]) -> None:
-        """Forget the sequence. The engine asks each part to retain its own state."""
-        self._histories.pop(seq_id, None)
-
-    def drop_retained(self) -> None:
-        """There is nothing to drop: only the parts retain."""
 
     def _learn(self, request: DraftRequest) -> _History:
         """Learn from the tokens that the text gained since its last draft."""
@@ -104,52 +70,21 @@ class MergedDrafter:
         return history
 
     def _ask(self, name: str, part: Drafter, requests: Sequence[DraftRequest]) -> list[Offer]:
-        proposal = part.propose([self._request_for(part, request) for request in requests])
+        proposal = part.propose([self._tree_request_for(part, request) for request in requests])
         if any(row != CERTAIN for rows in proposal.draft_prob_rows for row in rows):
             raise DrafterError(f"{name} sampled tokens for a merged tree: a tree's tokens must be certain, {CERTAIN}")
         return [Offer.of(*row) for row in zip(proposal.draft_ids, proposal.draft_parents, strict=True)]
 
-    def _request_for(self, part: Drafter, request: DraftRequest) -> DraftRequest:
-        """The request for a part. For an unseeded request a chain is requested as a tree with one child per node, which is not drawn."""
+    def _tree_request_for(self, part: Drafter, request: DraftRequest) -> DraftRequest:
+        """For an unseeded request a chain is requested as a tree with one child per node, which is not drawn."""
         shape = request.shape
         if shape is None and request.sampler.draws:
             shape = TreeShape.chain(request.max_len)
-        return replace(
-            request,
-            shape=shape,
-            features=self._features_for(part, request.features),
-            region=request.region if shares_cache(part) else None,
-            encoded=request.encoded if reads_encoder(part) else None,
-        )
-
-    def _features_for(self, part: Drafter, features: Features | None) -> Features | None:
-        taps = taps_of(part)
-        return features.narrowed(taps, self.taps) if taps and features is not None else None
+        return self._request_for(part, request, request.max_len, shape)
 
 
-class AcceptedShares:
-    """The share of one drafter's tokens that were correct, among those with a correct parent, by depth and by rank among siblings.
-
-    prior: the share before any were counted, by depth and rank.
-    """
-
-    def __init__(self, prior: Callable[[int, int], float]) -> None:
-        self._prior = prior
-        self._counts: dict[tuple[int, int], tuple[float, float]] = {}
-
-    def of(self, depth: int, rank: int) -> float:
-        """depth: 0 directly after the pending token."""
-        stood, offered = self._counts.get((depth, rank), (0.0, 0.0))
-        return (stood + _PRIOR_WEIGHT * self._prior(depth, rank)) / (offered + _PRIOR_WEIGHT)
-
-    def count(self, depth: int, rank: int, *, stood: bool) -> None:
-        before, offered = self._counts.get((depth, rank), (0.0, 0.0))
-        scale = 0.5 if offered + 1 >= _MAX_OFFERED else 1.0
-        self._counts[depth, rank] = scale * (before + stood), scale * (offered + 1)
-
-
-def _prior(_: int, rank: int) -> float:
-    return _PRIORS[min(rank, len(_PRIORS) - 1)]
+def _prior(place: tuple[int, int]) -> float:
+    return _PRIORS[min(place[1], len(_PRIORS) - 1)]
 
 
 class Offer(NamedTuple):
@@ -175,7 +110,7 @@ class Offer(NamedTuple):
                 stood = self.ids[child] == token
                 following = child if stood else following
                 for each in shares:
-                    each.count(depth, rank, stood=stood)
+                    each.count((depth, rank), stood)
             if following is None:
                 return
             node = following
@@ -241,5 +176,5 @@ def _children(
             token = offers[part].ids[child]
             merged = found.setdefault(token, _Node(token, place))
             merged.nodes[part] = child
-            merged.chance += (node.chance - merged.chance) * shares[part].of(depth, rank)
+            merged.chance += (node.chance - merged.chance) * shares[part].of((depth, rank))
     return found.values()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foredraft.drafters import (
     CountedRefits,
+    HybridDrafter,
     MergedDrafter,
     RefitSchedule,
     TimedRefits,
@@ -15,7 +16,7 @@ from foredraft.drafters import (
 from foredraft.engine.draft_sources import DraftSources
 from foredraft.engine.engine import Engine
 from foredraft.engine.memory_pool import MemoryPool
-from foredraft.engine.methods import MERGED, NO_DRAFT, Method
+from foredraft.engine.methods import DRAFT_METHODS, HYBRID, LOOKUPS, MERGED, NO_DRAFT, OWN_DRAFTS, Method
 from foredraft.engine.models import LoadedModels
 from foredraft.engine.proposal import Drafter, grows_trees
 from foredraft.engine.scheduler import Limits
@@ -93,7 +94,7 @@ class EngineBuilder:
         elif pool is None:
             pool = sources.new_pool(self.methods, settings.limits)
         drafters = sources.drafters(self.methods, settings.limits, pool, self._new_refits)
-        return self._with_merged(drafters), pool
+        return self._with_combined(drafters), pool
 
     def _draft_sources(self) -> DraftSources:
         models = self.models
@@ -107,15 +108,23 @@ class EngineBuilder:
             return None
         return TimedRefits() if self.speculative_tokens == AUTO else CountedRefits()
 
-    def _with_merged(self, drafters: dict[str, Drafter]) -> dict[str, Drafter]:
-        """Add a drafter that merges the trees of all drafters that grow them; it comes first if the shape is fixed."""
+    def _with_combined(self, drafters: dict[str, Drafter]) -> dict[str, Drafter]:
+        """Add a drafter that combines others. With trees it merges those of all drafters that grow them, and comes first if the shape is
+        fixed. With chains that "auto" chooses it asks a lookup first, and the model elsewhere."""
         settings = self.settings
-        has_trees = settings.shape is not None or settings.auto_trees
+        if settings.shape is None and not settings.auto_trees:
+            return self._with_hybrid(drafters)
         growing = {name: drafter for name, drafter in drafters.items() if grows_trees(drafter)}
-        if len(growing) < 2 or not has_trees:
+        if len(growing) < 2:
             return drafters
         merged: dict[str, Drafter] = {MERGED: MergedDrafter(growing)}
         return {**drafters, **merged} if settings.shape is None else {**merged, **drafters}
+
+    def _with_hybrid(self, drafters: dict[str, Drafter]) -> dict[str, Drafter]:
+        lookup, model = _first_of(drafters, LOOKUPS), _model_method(drafters)
+        if self.speculative_tokens != AUTO or lookup is None or model is None:
+            return drafters
+        return {**drafters, HYBRID: HybridDrafter((lookup, drafters[lookup]), (model, drafters[model]))}
 
     def policy(self, drafters: Mapping[str, Drafter], *, saves_costs: bool = True) -> Policy:
         """A policy that chooses among these drafters, starting from the costs that earlier processes measured.
@@ -137,6 +146,7 @@ class EngineBuilder:
             shape=settings.shape if names[0] in growing else None,
             tree_drafters=growing if settings.auto_trees else (),
             merged={MERGED: [name for name in growing if name != MERGED]} if MERGED in names else {},
+            replaced={model: HYBRID} if HYBRID in names and (model := _model_method(names)) else {},
             costs=store.load() if store else None,
             store=store if saves_costs else None,
         )
@@ -179,3 +189,12 @@ class EngineBuilder:
             verifier=verifier,
             verification_rules=self.settings.verification_rules,
         )
+
+
+def _first_of(names: Iterable[str], wanted: Collection[str]) -> str | None:
+    return next((name for name in names if name in wanted), None)
+
+
+def _model_method(names: Iterable[str]) -> str | None:
+    """The first method that drafts with a model or a head."""
+    return _first_of(names, {*DRAFT_METHODS, *OWN_DRAFTS})

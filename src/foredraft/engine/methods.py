@@ -20,6 +20,12 @@ NO_DRAFT = "none"
 MERGED = "merged"
 """The drafter that merges the trees of several others. Users cannot choose it; it is added if several methods grow trees."""
 
+HYBRID = "hybrid"
+"""The drafter that asks a lookup first and a model elsewhere. Users cannot choose it either; it is added for "auto"."""
+
+LOOKUPS = ("suffix", "ngram")
+"""The methods that look drafts up in the text."""
+
 EARLY_EXIT = "early_exit"
 
 REMOTE = "remote"

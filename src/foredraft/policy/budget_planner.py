@@ -36,7 +36,7 @@ each drafter the acceptance bucket and the magnitude of the number of tokens tha
 class BudgetPlanner:
     """Plans budgets. acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. trees: by
     drafter, for those that may grow trees. max_draft: the most draft tokens of a step. shape: of drafts with a fixed number of
-    tokens. merged: by merged drafter, its parts."""
+    tokens. merged: by merged drafter, its parts. replaced: by drafter, the one that is used in its place."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class BudgetPlanner:
         max_draft: int,
         shape: TreeShape | None = None,
         merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        replaced: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._acceptance = acceptance
         self._trees = trees
@@ -57,9 +58,15 @@ class BudgetPlanner:
         self._max_draft = max_draft
         self._shape = shape
         self._merged = merged
+        self._replaced = replaced
         self._first = next(iter(acceptance))
         self._plans: dict[tuple[bool, tuple[_Key, ...]], tuple[int, int, list[DraftBudget]]] = {}
         self._num_drafts = 0
+
+    def may_use(self, drafter: str) -> bool:
+        """Whether a plan or a probe may use this drafter now."""
+        substitute = self._replaced.get(drafter)
+        return drafter not in self._cooldowns and (substitute is None or substitute in self._cooldowns)
 
     def add_draft(self) -> None:
         """Count a verified draft."""
@@ -115,7 +122,7 @@ class BudgetPlanner:
         # merged drafts are never drawn
         left_out = frozenset[str]() if draws or is_fixed else main_parts
         for (name, acceptance), (bucket, magnitude) in zip(self._acceptance.items(), buckets, strict=True):
-            if name not in self._cooldowns and name not in left_out:
+            if self.may_use(name) and name not in left_out:
                 forecasts[name] = acceptance.forecast(bucket)
                 if name in self._trees:
                     trees[name] = self._trees[name].forecasts(bucket)

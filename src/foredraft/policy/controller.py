@@ -29,7 +29,8 @@ class Controller:
 
     drafters: names; the first one serves requests with a number of draft tokens of their own. max_draft: the most draft tokens that
     it chooses for a step. shape: of the drafts of such requests. tree_drafters: the drafters that may draft trees where that is
-    faster. merged: by drafter that merges the drafts of others, those others. costs: as measured by an earlier process. store: where to save them. clock: in seconds; it times planning.
+    faster. merged: by drafter that merges the drafts of others, those others. replaced: by drafter, the one that it chooses in its place.
+    costs: as measured by an earlier process. store: where to save them. clock: in seconds; it times planning.
 
     Nothing that it reads depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of drafters that do
     not seem to be worth their time take at most 1 % of the time (probes.py).
@@ -43,6 +44,7 @@ class Controller:
         shape: TreeShape | None = None,
         tree_drafters: Sequence[str] = (),
         merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        replaced: Mapping[str, str] = MappingProxyType({}),
         costs: CostModel | None = None,
         store: CostStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -55,7 +57,7 @@ class Controller:
         self.fallbacks = self._cooldowns.counts
         self._states = SequenceStates(drafters)
         self._planner = BudgetPlanner(
-            self._acceptance, self._trees, self.costs, self._states, self._cooldowns, max_draft, shape, merged
+            self._acceptance, self._trees, self.costs, self._states, self._cooldowns, max_draft, shape, merged, replaced
         )
         self._schedule = PlanSchedule()
         self._recorder = CostRecorder(self.costs, self._states, store)
@@ -165,7 +167,7 @@ class Controller:
         names = [
             name
             for name in self._acceptance
-            if name not in self._cooldowns and self._probes.allows(name, self._probe_costs[name])
+            if self._planner.may_use(name) and self._probes.allows(name, self._probe_costs[name])
         ]
         candidates = [s for s in sequences if s.room > _PROBE_DEPTH] if names else []
         if not candidates:
