@@ -115,6 +115,20 @@ def test_a_draft_is_counted_once_when_the_text_shows_how_much_of_it_was_right(ma
     assert means.of(3) == pytest.approx((6 * prior + 2) / 7)
 
 
+def test_the_model_drafts_as_many_tokens_as_are_likely_to_be_right(make_request: MakeRequest) -> None:
+    """Its tokens count by place: here the first is always right, and the second never."""
+    model = always(7, 8, 9, 9)
+    drafter = hybrid(always(), model)
+    assert drafter.propose([make_request(0, [1], 4)]).draft_ids == [[7, 8, 9]], ".6 cubed is above .2"
+    write(drafter, make_request, [1] + [7] * 30)
+    assert write(drafter, make_request, [1] + [7] * 30)[-1] == [7]
+    drafter = hybrid(always(), Drafts(lambda tokens: [tokens[-1]] * 4))
+    assert write(drafter, make_request, [1] + [7] * 30)[-1] == [7, 7, 7, 7]
+    assert write(drafter, make_request, list(range(15)), seq_id=1)[-1] == [14], (
+        "at least one, so that it is seen to improve"
+    )
+
+
 def test_drawn_tokens_keep_their_distributions(make_request: MakeRequest) -> None:
     """A lookup's tokens are certain, also for a request that draws."""
     lookup = Drafts(lambda tokens: [8] * tokens[-1])

@@ -12,15 +12,18 @@ from foredraft.errors import ForedraftError
 from foredraft.sampling import Pending
 
 _PRIOR_RATE = 0.6
-"""The assumed acceptance rate of each draft token before any was counted."""
+"""The assumed share of right tokens among those whose predecessors are right, before any were counted."""
+_LEAST_CHANCE = 0.2
+"""The model drafts no token that is less likely to be right: unlike a lookup's, it costs a pass of the model beside its row."""
 
 
 class HybridDrafter(CombinedDrafter["_History"]):
     """Asks a lookup first, which costs next to nothing. If it found a draft of which more tokens can be expected to be right than of
-    the model's, that is the draft; else the model drafts.
+    the model's, that is the draft; else the model drafts, as many tokens as are likely enough to be right.
 
-    The numbers of correct tokens are counted by the length of the draft, in all texts and in the text itself: from committed tokens
-    alone, so nothing depends on noise that a text may still use. A lookup's draft is also compared with the text if it was not used.
+    A lookup's right tokens are counted by the length of its draft, a model's by their place in it, in all texts and in the text itself:
+    from committed tokens alone, so nothing depends on noise that a text may still use. A lookup's draft is also compared with the text
+    if it was not used.
 
     lookup, model: (name, drafter).
 
@@ -32,7 +35,7 @@ class HybridDrafter(CombinedDrafter["_History"]):
             raise ForedraftError(f"a hybrid needs two different drafters, not {lookup[0]} twice")
         super().__init__(dict([lookup, model]))
         self._lookup, self._model = lookup[1], model[1]
-        self._means = _Means(CountedMeans(_prior), CountedMeans(_prior))
+        self._means = _Means(CountedMeans(_num_right_at_first), CountedMeans(lambda _: _PRIOR_RATE))
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """-> the lookup's certain tokens or the model's draft for each request. All requests are learned from before any is drafted for, so
@@ -42,30 +45,25 @@ class HybridDrafter(CombinedDrafter["_History"]):
     def begin(self, requests: list[DraftRequest]) -> Pending[Proposal]:
         """See Drafter."""
         histories = [self._learn(request) for request in requests]
-        found = self._lookup.propose(
-            [self._request_for(self._lookup, request, request.max_len) for request in requests]
-        ).draft_ids
-        for history, request, ids in zip(histories, requests, found, strict=True):
-            history.expect(len(request.tokens), ids, is_lookup=True, length=len(ids))
-        asked = [
-            b
-            for b, (history, request, ids) in enumerate(zip(histories, requests, found, strict=True))
-            if request.max_len and not history.prefers_lookup(len(ids), request.max_len)
-        ]
+        looked_up = [self._request_for(self._lookup, request, request.max_len) for request in requests]
+        found = self._lookup.propose(looked_up).draft_ids
+        asked: dict[int, DraftRequest] = {}
+        for b, (history, request, ids) in enumerate(zip(histories, requests, found, strict=True)):
+            history.expect(_Expected(len(request.tokens), ids, is_lookup=True))
+            length, num_right = history.model_draft(request.max_len)
+            if length and not (ids and history.means.lookup.of(len(ids)) >= num_right):
+                asked[b] = self._request_for(self._model, request, length)
         if not asked:
             return Pending.of(Proposal.certain(found))
-        pending = begin(
-            self._model,
-            [self._request_for(self._model, requests[b], requests[b].max_len) for b in asked],
-        )
-        others = [b for b in range(len(requests)) if b not in set(asked)]
+        pending = begin(self._model, list(asked.values()))
+        others = [b for b in range(len(requests)) if b not in asked]
 
         def finish(drafted: Proposal) -> Proposal:
             for b, ids in zip(asked, drafted.draft_ids, strict=True):
-                histories[b].expect(len(requests[b].tokens), ids, is_lookup=False, length=requests[b].max_len)
+                histories[b].expect(_Expected(len(requests[b].tokens), ids, is_lookup=False))
             if not others:
                 return drafted
-            parts = [(others, Proposal.certain([found[b] for b in others])), (asked, drafted)]
+            parts = [(others, Proposal.certain([found[b] for b in others])), (list(asked), drafted)]
             return Proposal.merged(parts, len(requests))
 
         if not others and isinstance(pending, PendingProposal):
@@ -83,24 +81,23 @@ class HybridDrafter(CombinedDrafter["_History"]):
 
 
 class _Means(NamedTuple):
-    """The mean number of correct tokens by the length of a draft."""
+    """lookup: the mean number of right tokens, by the length of a draft. model: the share of right tokens among those whose predecessors
+    are right, by place."""
 
     lookup: CountedMeans[int]
     model: CountedMeans[int]
 
 
-def _prior(length: int) -> float:
-    """The expected number of correct tokens of a draft if each is right with the prior rate."""
-    return _PRIOR_RATE * (1 - _PRIOR_RATE**length) / (1 - _PRIOR_RATE)
+def _num_right_at_first(length: int) -> float:
+    return sum(_PRIOR_RATE**place for place in range(1, length + 1))
 
 
 class _Expected(NamedTuple):
-    """Tokens that were expected from a place in the text on. length: the key that they count under."""
+    """Tokens that were expected from a place in the text on."""
 
     start: int
     ids: Sequence[int]
     is_lookup: bool
-    length: int
 
     def num_right(self, tokens: Sequence[int]) -> int | None:
         """How many of them, from the first on, the text has; None if it is too short to tell."""
@@ -110,6 +107,13 @@ class _Expected(NamedTuple):
             if tokens[place] != token:
                 return place - self.start
         return len(self.ids)
+
+    def count(self, num_right: int, means: _Means) -> None:
+        if self.is_lookup:
+            means.lookup.count(len(self.ids), num_right)
+            return
+        for place in range(min(num_right + 1, len(self.ids))):
+            means.model.count(place, place < num_right)
 
 
 @dataclass(slots=True)
@@ -121,12 +125,19 @@ class _History:
     length: int = 0
     expected: list[_Expected] = field(default_factory=list)
 
-    def prefers_lookup(self, num_found: int, model_len: int) -> bool:
-        return self.means.lookup.of(num_found) >= self.means.model.of(model_len) if num_found else False
+    def model_draft(self, max_len: int) -> tuple[int, float]:
+        """How many tokens the model should draft, at least one where any may be, and how many can be expected to be right."""
+        chance, expected = 1.0, 0.0
+        for place in range(max_len):
+            chance *= self.means.model.of(place)
+            if place and chance < _LEAST_CHANCE:
+                return place, expected
+            expected += chance
+        return max_len, expected
 
-    def expect(self, start: int, ids: Sequence[int], *, is_lookup: bool, length: int) -> None:
-        if ids:
-            self.expected.append(_Expected(start, list(ids), is_lookup, length))
+    def expect(self, draft: _Expected) -> None:
+        if draft.ids:
+            self.expected.append(draft)
 
     def compare(self, tokens: Sequence[int], counted: Sequence[_Means]) -> None:
         """Count the drafts that can be told to be right or wrong by now."""
@@ -138,5 +149,5 @@ class _History:
                 open_ones.append(each)
                 continue
             for means in counted:
-                (means.lookup if each.is_lookup else means.model).count(each.length, num_right)
+                each.count(num_right, means)
         self.expected = open_ones
