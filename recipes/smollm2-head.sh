@@ -1,16 +1,17 @@
 #!/bin/sh
 # Train an EAGLE-3 head for SmolLM2-135M-Instruct on its answers to questions of many kinds (chat_questions.py).
 #
-#   recipes/smollm2-head.sh SMOLLM2 OUT [BUDGET [WIDE_BUDGET [COPYING_BUDGET]]]
+#   recipes/smollm2-head.sh SMOLLM2 OUT [BUDGET [WIDE_BUDGET [COPYING_BUDGET [OWN_BUDGET]]]]
 #
 # SMOLLM2: the file that `make models` fetches, or any other format of the model. The head is trained for BUDGET on answers to 7,200
 # questions of 80 kinds, then for WIDE_BUDGET on these and on 8,800 of three times as many kinds. Then it gets induction heads, so that it
-# can copy, and is trained for COPYING_BUDGET on answers to 2,176 other questions, half of them with further requests. The answers are
-# written first, each only once even if a run is interrupted. More answers and more training raise acceptance. Repeat the same command to
-# resume an interrupted run. The head is saved in OUT/copying.
+# can copy, and is trained for COPYING_BUDGET on answers to 2,176 other questions, half of them with further requests, and for OWN_BUDGET
+# on answers to 4,600 questions that the model asks itself and to 2,000 others. The answers are written first, each only once even if a run
+# is interrupted. More answers and more training raise acceptance. Repeat the same command to resume an interrupted run. The head is saved
+# in OUT/own.
 set -eu
-target=$1 out=$2 budget=${3:-80m} wide_budget=${4:-95m} copying_budget=${5:-90m}
-narrow=$out/narrow.jsonl wide=$out/wide.jsonl copying=$out/copying.jsonl
+target=$1 out=$2 budget=${3:-80m} wide_budget=${4:-95m} copying_budget=${5:-90m} own_budget=${6:-42m}
+narrow=$out/narrow.jsonl wide=$out/wide.jsonl copying=$out/copying.jsonl own=$out/own.jsonl more=$out/more.jsonl
 here=$(dirname "$0")
 questions="python $here/chat_questions.py"
 
@@ -30,3 +31,9 @@ if [ ! -f "$out/induction/config.json" ]; then
     python "$here/add_induction_heads.py" "$out/wide" "$target" "$out/wide/chats.jsonl" "$out/induction" 128
 fi
 train --out "$out/copying" --chats 2176 --prompts "$copying" --init "$out/induction" --budget "$copying_budget" --quantization int8
+if [ ! -f "$own" ]; then
+    python "$here/own_questions.py" "$target" 5000 21 > "$own.part"
+    mv "$own.part" "$own"
+fi
+$questions 2000 "$target" 11 constrained > "$more"
+train --out "$out/own" --chats 6600 --prompts "$own" --prompts "$more" --init "$out/copying" --budget "$own_budget" --quantization int8
