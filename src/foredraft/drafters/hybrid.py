@@ -108,7 +108,7 @@ class _Expected(NamedTuple):
                 return place - self.start
         return len(self.ids)
 
-    def count(self, num_right: int, means: _Means) -> None:
+    def record(self, num_right: int, means: _Means) -> None:
         if self.is_lookup:
             means.lookup.count(len(self.ids), num_right)
             return
@@ -149,5 +149,5 @@ class _History:
                 open_ones.append(each)
                 continue
             for means in counted:
-                each.count(num_right, means)
+                each.record(num_right, means)
         self.expected = open_ones
