@@ -1,10 +1,16 @@
-"""What drafters that ask others count."""
+"""What drafters that ask others have in common: what they count, and whom they let forget."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from foredraft.drafters._combined import CountedMeans
+from foredraft.engine.proposal import DraftRequest
+from tests.drafters.test_hybrid import hybrid
+from tests.drafters.test_merged import Fixed, merged
 
 
 def test_a_mean_begins_with_its_prior_and_follows_what_is_counted() -> None:
@@ -21,3 +27,17 @@ def test_few_observations_weigh_as_much_as_the_prior() -> None:
     for _ in range(6):
         means.count("a", 3.0)
     assert means.of("a") == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("combined", [merged, hybrid])
+def test_forget_reaches_the_parts_and_retain_does_not_forget(
+    combined: Callable[..., Any], make_request: Callable[..., DraftRequest]
+) -> None:
+    parts = Fixed([5]), Fixed([6])
+    drafter = combined(*parts)
+    drafter.propose([make_request(seq_id, [1, 2], 4) for seq_id in range(3)])
+    drafter.retain(0, [1, 2])
+    assert [part.forgotten for part in parts] == [[], []]
+    drafter.forget([1, 2])
+    assert [part.forgotten for part in parts] == [[1, 2], [1, 2]]
+    assert not drafter._histories

@@ -190,17 +190,6 @@ def test_each_part_gets_its_own_features_and_cache(make_request: MakeRequest) ->
     assert model.asked[-1].region is region
 
 
-def test_forget_reaches_the_parts_and_retain_does_not_forget(make_request: MakeRequest) -> None:
-    parts = always(5), always(6)
-    drafter = hybrid(*parts)
-    drafter.propose([make_request(seq_id, [1, 2], 4) for seq_id in range(3)])
-    drafter.retain(0, [1, 2])
-    assert [part.forgotten for part in parts] == [[], []]
-    drafter.forget([1, 2])
-    assert [part.forgotten for part in parts] == [[1, 2], [1, 2]]
-    assert not drafter._histories
-
-
 def test_its_parts_must_differ() -> None:
     with pytest.raises(ForedraftError, match="two different drafters, not suffix twice"):
         HybridDrafter(("suffix", SuffixDrafter()), ("suffix", NgramDrafter()))

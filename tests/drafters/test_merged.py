@@ -404,17 +404,6 @@ def test_parts_get_unseeded_requests_as_chain_shapes_so_that_they_do_not_draw(ma
     assert [request.shape for request in part.asked] == [None, None, TreeShape.chain(3)]
 
 
-def test_forget_reaches_the_parts_and_retain_does_not_forget(make_request: MakeRequest) -> None:
-    parts = Fixed([5]), Fixed([6])
-    drafter = merged(*parts)
-    drafter.propose([make_request(seq_id, [1, 2], 4) for seq_id in range(3)])
-    drafter.retain(0, [1, 2])
-    assert [part.forgotten for part in parts] == [[], []]
-    drafter.forget([1, 2])
-    assert [part.forgotten for part in parts] == [[1, 2], [1, 2]]
-    assert not drafter._histories
-
-
 def test_an_offer_is_compared_with_the_text_as_far_as_it_was_right() -> None:
     offer, shares = Offer.of([5, 6, 7], [ROOT, ROOT, 1]), AcceptedShares(lambda place: 0.5)
     offer.compare([6, 8, 9], [shares])

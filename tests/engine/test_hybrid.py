@@ -11,6 +11,7 @@ import pytest
 from foredraft import LLM, SamplingParams
 from foredraft.engine import Engine
 from foredraft.policy import FixedPolicy
+from tests.engine.test_trees import run
 
 PROMPTS = ["def count_words(text):", "Once upon a time", "one two three one two three one two", "x = [1, 1, 1, 1,"]
 KINDS: tuple[dict[str, Any], ...] = (
@@ -43,14 +44,7 @@ def texts_of(engine: Engine, llm: LLM, gammas: list[int], preempted: int | None 
                 max_tokens=40, speculative_tokens=gammas[place % len(gammas)], ignore_eos=True, **kind
             )
             sequences.append(engine.add(llm.tokenizer.encode(prompt), params.resolve({})))
-    step = 0
-    while engine.has_work:
-        if step == preempted:
-            engine.preempt(next(sequence for sequence in sequences if not sequence.is_finished))
-        engine.step()
-        step += 1
-    assert not any(sequence.error for sequence in sequences)
-    return [sequence.output_ids for sequence in sequences]
+    return run(sequences, engine, preempted)
 
 
 @pytest.mark.parametrize(("gammas", "preempted"), [([4], None), ([1, 8, 0, 3], 5)], ids=str)

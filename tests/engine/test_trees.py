@@ -76,7 +76,11 @@ def params(max_tokens: int = 32, **settings: Any) -> SamplingParams:
 
 
 def texts_of(engine: Any, wanted: Sequence[SamplingParams], preempted: int | None = None) -> list[list[int]]:
-    sequences = [engine.add(prompt, each) for each in wanted for prompt in PROMPTS]
+    return run([engine.add(prompt, each) for each in wanted for prompt in PROMPTS], engine, preempted)
+
+
+def run(sequences: Sequence[TokenSequence], engine: Any, preempted: int | None = None) -> list[list[int]]:
+    """Run the engine to its end. preempted: the step before which the first unfinished sequence is preempted. -> the texts"""
     step = 0
     while engine.has_work:
         if step == preempted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from foredraft.engine.proposal import (
     Drafter,
@@ -18,12 +18,19 @@ from foredraft.engine.proposal import (
 from foredraft.engine.stats import PrefixStats
 from foredraft.engine.token_tree import TreeShape
 
-PRIOR_WEIGHT = 6.0
+_PRIOR_WEIGHT = 6.0
 """The weight of a prior, in observations."""
 _MAX_COUNTED = 256
 """Counts are halved when they reach this, so that means follow the text."""
 
-History = TypeVar("History")
+
+class SequenceHistory(Protocol):
+    """The state of one sequence. length: of its history when it was last asked for."""
+
+    length: int
+
+
+History = TypeVar("History", bound=SequenceHistory)
 
 
 class CombinedDrafter(Generic[History]):
@@ -58,6 +65,13 @@ class CombinedDrafter(Generic[History]):
     def drop_retained(self) -> None:
         """There is nothing to drop: only the parts retain."""
 
+    def _history_of(self, request: DraftRequest, new: Callable[[], History]) -> History:
+        """The sequence's history; a new one if it has none, or if its id is used for another sequence."""
+        history = self._histories.get(request.seq_id)
+        if history is None or len(request.tokens) < history.length:
+            history = self._histories[request.seq_id] = new()
+        return history
+
     def _request_for(
         self, part: Drafter, request: DraftRequest, max_len: int, shape: TreeShape | None = None
     ) -> DraftRequest:
@@ -88,7 +102,7 @@ class CountedMeans(Generic[Key]):
 
     def of(self, key: Key) -> float:
         total, number = self._counts.get(key, (0.0, 0.0))
-        return (total + PRIOR_WEIGHT * self._prior(key)) / (number + PRIOR_WEIGHT)
+        return (total + _PRIOR_WEIGHT * self._prior(key)) / (number + _PRIOR_WEIGHT)
 
     def count(self, key: Key, value: float) -> None:
         total, number = self._counts.get(key, (0.0, 0.0))

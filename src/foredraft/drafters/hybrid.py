@@ -72,10 +72,7 @@ class HybridDrafter(CombinedDrafter["_History"]):
 
     def _learn(self, request: DraftRequest) -> _History:
         """Learn from the tokens that the text gained since its last draft."""
-        history = self._histories.get(request.seq_id)
-        if history is None or len(request.tokens) < history.length:  # new, or the id is used for another history
-            own = _Means(*(CountedMeans(mean.of) for mean in self._means))
-            history = self._histories[request.seq_id] = _History(own)
+        history = self._history_of(request, lambda: _History(_Means(*(CountedMeans(mean.of) for mean in self._means))))
         history.compare(request.tokens, (self._means, history.means))
         return history
 
@@ -100,7 +97,7 @@ class _Expected(NamedTuple):
     is_lookup: bool
 
     def num_right(self, tokens: Sequence[int]) -> int | None:
-        """How many of them, from the first on, the text has; None if it is too short to tell."""
+        """How many of them, from the first on, the text has; None if it is too short to show that."""
         for place, token in enumerate(self.ids, start=self.start):
             if place >= len(tokens):
                 return None
@@ -140,7 +137,7 @@ class _History:
             self.expected.append(draft)
 
     def compare(self, tokens: Sequence[int], counted: Sequence[_Means]) -> None:
-        """Count the drafts that can be told to be right or wrong by now."""
+        """Count the drafts of which the text now shows how many tokens are right."""
         self.length = len(tokens)
         open_ones = []
         for each in self.expected:

@@ -60,9 +60,7 @@ class MergedDrafter(CombinedDrafter["_History"]):
 
     def _learn(self, request: DraftRequest) -> _History:
         """Learn from the tokens that the text gained since its last draft."""
-        history = self._histories.get(request.seq_id)
-        if history is None or len(request.tokens) < history.length:  # new, or the id is used for another history
-            history = self._histories[request.seq_id] = _History([AcceptedShares(all_.of) for all_ in self._shares])
+        history = self._history_of(request, lambda: _History([AcceptedShares(all_.of) for all_ in self._shares]))
         written = request.tokens[history.length :]
         for offer, shares, own in zip(history.offers, self._shares, history.shares, strict=False):
             offer.compare(written, (shares, own))

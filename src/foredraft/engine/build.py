@@ -146,7 +146,7 @@ class EngineBuilder:
             shape=settings.shape if names[0] in growing else None,
             tree_drafters=growing if settings.auto_trees else (),
             merged={MERGED: [name for name in growing if name != MERGED]} if MERGED in names else {},
-            replaced={model: HYBRID} if HYBRID in names and (model := _model_method(names)) else {},
+            replaced=_replaced(names),
             costs=store.load() if store else None,
             store=store if saves_costs else None,
         )
@@ -198,3 +198,9 @@ def _first_of(names: Iterable[str], wanted: Collection[str]) -> str | None:
 def _model_method(names: Iterable[str]) -> str | None:
     """The first method that drafts with a model or a head."""
     return _first_of(names, {*DRAFT_METHODS, *OWN_DRAFTS})
+
+
+def _replaced(names: Sequence[str]) -> dict[str, str]:
+    """Which of these drafters is replaced, and by which."""
+    model = _model_method(names)
+    return {model: HYBRID} if HYBRID in names and model is not None else {}

@@ -60,7 +60,7 @@ def question_counter(tokenizer: PreTrainedTokenizerBase) -> CountGiven:
 
 class QuestionWriter:
     """Lets a chat model write questions: it continues its template's opening of a user's turn. A question ends where the template ends
-    that turn, or after max_tokens.
+    that turn, or after max_tokens. opening, closing: what the template writes before and after a question.
 
     Raises ForedraftError for a model without a chat template.
     """
@@ -68,15 +68,14 @@ class QuestionWriter:
     def __init__(self, llm: LLM, max_tokens: int, seed: int = 0) -> None:
         assert llm.tokenizer is not None
         self._llm, self._max_tokens, self._seed = llm, max_tokens, seed
-        self._opening, closing = user_turn_frame(llm.tokenizer)
-        self._end = closing[0]
-        self._ends = {closing[0], llm.tokenizer.eos_token_id}
+        self.opening, self.closing = user_turn_frame(llm.tokenizer)
+        self._ends = {self.closing[0], llm.tokenizer.eos_token_id}
 
     def write(self, numbers: Sequence[int]) -> list[tuple[list[int], bool]]:
         """-> the ids of each question, and whether it ended by itself. numbers: those of the questions; each has draws of its own."""
         params = [self._params(number) for number in numbers]
-        opened = complete(self._llm, [self._opening] * len(numbers), params)
-        written = (text[len(self._opening) :] for text in opened)
+        opened = complete(self._llm, [self.opening] * len(numbers), params)
+        written = (text[len(self.opening) :] for text in opened)
         return [self._question(ids) for ids in written]
 
     def _params(self, number: int) -> SamplingParams:
@@ -84,7 +83,7 @@ class QuestionWriter:
             temperature=_QUESTION_TEMPERATURE,
             max_tokens=self._max_tokens,
             min_tokens=1,
-            stop_token_ids=[self._end],
+            stop_token_ids=[self.closing[0]],
             seed=2 * seed_of(self._seed, number),
         )
 
@@ -97,7 +96,6 @@ class _Writer:
     def __init__(self, llm: LLM, questions: Sequence[str], spec: ChatSpec) -> None:
         assert llm.tokenizer is not None
         self._llm, self._tokenizer, self._questions, self._spec = llm, llm.tokenizer, questions, spec
-        self._opening, self._closing = user_turn_frame(llm.tokenizer)
         self._question_writer = QuestionWriter(llm, spec.question_tokens, spec.seed)
 
     def chats(self, numbers: Sequence[int]) -> list[list[int]]:
@@ -110,8 +108,8 @@ class _Writer:
 
     def _written(self, numbers: Sequence[int]) -> list[list[int]]:
         """Prompts with questions that the target writes."""
-        questions = self._question_writer.write(numbers)
-        return [[*self._opening, *question, *self._closing] for question, _ in questions]
+        writer = self._question_writer
+        return [[*writer.opening, *question, *writer.closing] for question, _ in writer.write(numbers)]
 
     def _answer_params(self, number: int) -> SamplingParams:
         temperature = self._spec.temperatures[number % len(self._spec.temperatures)]

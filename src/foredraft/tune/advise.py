@@ -11,7 +11,7 @@ from foredraft.bench import BenchResult, Configuration, Interval, Ratio, Workloa
 from foredraft.bench.budget import Now, describe_cuts
 from foredraft.bench.runner import check_fits, check_settings
 from foredraft.drafters import REGISTRY
-from foredraft.engine.methods import NO_DRAFT, name_of
+from foredraft.engine.methods import LOOKUPS, NO_DRAFT, name_of
 from foredraft.engine.proposal import Drafter
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
@@ -22,7 +22,6 @@ from foredraft.tune.predict import PlainSpeed, Prediction, Predictor, predict
 
 DEFAULT_TOKENS = 64
 MOST_DRAFT_TOKENS = 8
-_LOOKUPS = ("suffix", "ngram")
 _MEASURING, _CHECKING = 0.5, 0.92
 """Shares of the budget: for the runs that predictions are based on, and for these and the finalists' runs together."""
 WORTH, RISK = 1.03, 0.95
@@ -215,7 +214,7 @@ def _candidates(llm: LLM, methods: Sequence[str | Drafter] | None) -> tuple[list
     """-> each drafter, and the joined names to try together"""
     if methods is None:
         of_llm = [name for name in llm.method.split("+") if name in REGISTRY and name != NO_DRAFT]
-        return list(dict.fromkeys([*of_llm, *_LOOKUPS])), []
+        return list(dict.fromkeys([*of_llm, *LOOKUPS])), []
     singles: dict[str, str | Drafter] = {}
     for method in methods:
         parts: list[str | Drafter] = [*method.split("+")] if isinstance(method, str) else [method]
