@@ -132,6 +132,17 @@ def test_objects_that_are_no_drafters_are_refused() -> None:
         DrafterGroup({"bad": object()})  # type: ignore[dict-item]
 
 
+def test_drafters_that_tap_or_share_the_cache_follow_the_target() -> None:
+    class Tapping(Fixed):
+        taps = (1,)
+
+    class Sharing(Fixed):
+        shares_cache = True
+
+    group = DrafterGroup({"own": Fixed([1]), "tapping": Tapping([1]), "sharing": Sharing([1])})
+    assert [group.follows_target(name) for name in group.names] == [False, True, True]
+
+
 def test_every_drafter_forgets() -> None:
     a, b = Fixed([1]), Fixed([2])
     DrafterGroup({"a": a, "b": b}).forget([3, 4])

@@ -29,6 +29,10 @@ class HoldingDrafter:
         self.size = size
         self.held: set[int] = set()
         self.forgotten: list[int] = []
+        self.reads_target = False
+
+    def follows_target(self, name: str) -> bool:
+        return self.reads_target
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         raise NotImplementedError
@@ -165,6 +169,17 @@ def test_draft_tokens_count_against_the_budget() -> None:
     world.add(5, 50, gamma=16)
     (item,) = world.step()
     assert (item.num_unread, item.max_draft) == (5, 3)
+
+
+def test_a_drafter_that_reads_the_target_is_not_asked_before_the_target_has_read_the_text() -> None:
+    world = World()
+    world.drafter.reads_target = True
+    sequence = world.add(5, 50, gamma=4)
+    assert [(item.num_unread, item.max_draft) for item in world.step()] == [(5, 0)]
+    assert [(item.num_unread, item.max_draft) for item in world.step()] == [(1, 4)]
+    world.scheduler.preempt(sequence)
+    assert [item.max_draft for item in world.step()] == [0]
+    assert [item.max_draft for item in world.step()] == [4]
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foredraft.policy import CostModel
-from foredraft.policy.cost_model import STORED_DRAFT_FACTOR
+from foredraft.policy.cost_model import MIN_MISSED, STORED_DRAFT_FACTOR
 
 
 @given(st.dictionaries(st.integers(1, 9), st.lists(st.booleans(), min_size=3, max_size=32), min_size=1), st.data())
@@ -161,6 +161,17 @@ def test_reading_and_drafting_times_are_separated() -> None:
     costs = measured_costs()
     assert costs.draft_time("a", 1, 4, sampled=False) == pytest.approx(0.003)
     assert costs.reading_time("a", 100) == pytest.approx(0.010)
+
+
+def test_a_draft_after_a_few_plain_steps_says_nothing_about_reading() -> None:
+    """It takes longer because the drafter is no longer in the CPU's caches. Divided by a few tokens, that would make any prompt look
+    too long to be read."""
+    costs = measured_costs()
+    reading = costs.reading_time("a", 1000)
+    for num_missed in range(1, MIN_MISSED):
+        costs.record_draft("a", 1, 4, num_missed, 0.010, sampled=False)
+    assert costs.reading_time("a", 1000) == reading
+    assert costs.draft_time("a", 1, 4, sampled=False) == pytest.approx(0.003)
 
 
 def test_greedy_and_sampled_steps_are_kept_apart() -> None:

@@ -153,6 +153,11 @@ class DrafterGroup:
         self.forget(seq_ids)
         return held
 
+    def follows_target(self, name: str) -> bool:
+        """Whether this drafter reads the target's hidden states, keys or values, which there are not before the target has read a text."""
+        inputs = self._inputs[name]
+        return bool(inputs.taps) or inputs.cache
+
     @property
     def _retaining(self) -> list[RetainingDrafter]:
         return [drafter for drafter in self._drafters.values() if isinstance(drafter, RetainingDrafter)]

@@ -26,8 +26,7 @@ Parents: TypeAlias = Sequence[Sequence[int] | None]
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Hidden states of the target for the first len() tokens of a history: for all but the pending token once the sequence was
-    verified, for fewer before. Valid only during the call of `propose` that receives them.
+    """Hidden states of the target for the first len() tokens of a history: for all but the pending token, if the target has read them. Valid only during the call of `propose` that receives them.
 
     rows: [T, F], of all taps that the engine keeps. columns: [D], the columns of the drafter's own taps, in their order; None: all.
     """
@@ -89,8 +88,8 @@ class DraftRequest:
 
     @property
     def has_all_features(self) -> bool:
-        """Whether the features cover the whole history but its pending token. They do not before the first verification, and never
-        for a history of one token."""
+        """Whether the features cover the whole history but its pending token. They do whenever the scheduler asks a drafter that reads
+        them, except for a history of one token."""
         return self.features is not None and self._is_read(len(self.features))
 
     @property

@@ -50,6 +50,10 @@ class DraftMemory(Protocol):
         """Free the memory of these sequences. -> the names of the drafters that had any"""
         ...
 
+    def follows_target(self, name: str) -> bool:
+        """Whether this drafter reads what the target computed for a text: it cannot draft before the target has read that."""
+        ...
+
 
 class Scheduler:
     """Schedules fairly among clients (`FairQueue`), and the sequences of one client by priority, then by arrival.
@@ -316,11 +320,12 @@ class Scheduler:
         if num_unread > num_rows:
             return ScheduledSequence(sequence, num_rows, False, 0, num_read=num_read, num_source=num_source)
         draft = self._policy.draft_budget(sequence)
+        can_draft = num_unread == 1 or not draft.max_draft or not self._drafters.follows_target(draft.drafter)
         return ScheduledSequence(
             sequence,
             num_unread,
             True,
-            min(draft.max_draft, num_rows - num_unread),
+            min(draft.max_draft, num_rows - num_unread) if can_draft else 0,
             draft.drafter,
             num_read,
             draft.shape,

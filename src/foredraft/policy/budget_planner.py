@@ -9,7 +9,7 @@ from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.acceptance import AcceptanceEstimator
 from foredraft.policy.base import NO_DRAFTING, Cooldowns, DraftBudget
-from foredraft.policy.cost_model import CostModel
+from foredraft.policy.cost_model import MIN_MISSED, CostModel
 from foredraft.policy.plan import Candidate, best_plan
 from foredraft.policy.sequence_state import SequenceStates
 from foredraft.policy.tree_acceptance import TreeEstimator
@@ -146,8 +146,8 @@ class BudgetPlanner:
 
 
 def _magnitude(num_tokens: int) -> int:
-    """0 below 32 tokens, which are read in a pass that runs anyway; 1 up to 127, 2 up to 511, and so on."""
-    return ((num_tokens >> 5).bit_length() + 1) // 2
+    """0 below MIN_MISSED = 32 tokens; 1 up to 127, 2 up to 511, and so on."""
+    return ((num_tokens // MIN_MISSED).bit_length() + 1) // 2
 
 
 def _num_tokens(magnitude: int) -> int:

@@ -13,6 +13,9 @@ from foredraft.policy.curve import MAX_SAMPLES, MIN_SAMPLES, Curve, Point, undis
 STORED_DRAFT_FACTOR = 0.5
 """Stored draft times are multiplied by this factor. They may come from a time when the machine was busy. A cost that is too low is
 corrected by the first drafts, while one that is too high is not, since then nothing is drafted."""
+MIN_MISSED = 32
+"""Fewer missed tokens are read in a pass that runs anyway, so they are assumed to take no time. What a draft after a few plain steps takes
+besides is time to fetch the drafter into the CPU's caches, which does not grow with the number of tokens."""
 _KINDS = {False: "greedy", True: "sampled"}
 _FORMS = {False: "chain", True: "tree"}
 
@@ -131,10 +134,12 @@ class CostModel:
         is_tree: bool = False,
     ) -> None:
         """depth: the largest budget, or the levels of the deepest tree. num_missed: the tokens that the drafter had to read besides
-        those of the last step."""
+        those of the last step. Drafts with fewer than MIN_MISSED, but some, are not counted."""
         curve = self._draft_curve(_DraftKind(drafter, sampled, is_tree))
         if not num_missed:
             curve.add(num_requests, depth, seconds)
+            return
+        if num_missed < MIN_MISSED:
             return
         expected = curve.at(num_requests, depth)
         if expected is None:  # an upper bound, as if drafting had taken no time
