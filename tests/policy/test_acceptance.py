@@ -165,6 +165,20 @@ def test_a_level_without_counts_is_half_way_to_the_one_above() -> None:
     assert estimator.rates(lowest)[0] < 0.1, "its own counts decide"
 
 
+def test_a_forecast_from_few_drafts_is_optimistic() -> None:
+    """So that bad luck with the first few does not end drafting; with many drafts it hardly is."""
+    excess = []
+    for number in (0, 10, 1000):
+        estimator = AcceptanceEstimator(1)
+        for turn in range(number):
+            estimator.record(4, 1, 1, turn % 2)
+        excess.append(estimator.forecast(4).num_tokens[1] - 1 - estimator.rates(4)[0])
+    nothing, few, many = excess
+    assert nothing == pytest.approx(0, abs=1e-9)
+    assert few > 0.04
+    assert 0 < many < 0.02
+
+
 def test_one_rejected_draft_does_not_condemn_a_text_if_most_are_accepted() -> None:
     acceptance, new, bad = AcceptanceEstimator(MAX_DRAFT), AcceptanceHistory(), AcceptanceHistory()
     for _ in range(60):

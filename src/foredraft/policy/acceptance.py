@@ -10,6 +10,7 @@ how soon a text with low acceptance recovers is counted, not assumed.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ _LEVELS = (0.1, 0.35, 0.6, 0.85)
 _LEVEL_RATES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_LEVELS, 1.0)))
 _LEVEL_PRIOR_WEIGHT = 5.0
 """The weight of the assumed rate of a level, in drafts. If it were larger, a text that turns bad would be noticed later."""
+_OPTIMISM = 0.5
+"""By how many standard errors a forecast exceeds what was counted, as in bandits (upper confidence bounds): a rate that is too low by
+chance is not corrected otherwise, since nothing is drafted then. If it were larger, a text that turns bad would be noticed later."""
 NUM_BUCKETS = _FIRST_LEVEL + len(_LEVELS) + 1
 
 _INITIAL_RATE = 0.85
@@ -109,6 +113,12 @@ class _Counts:
             rates.append(self.decay.share(accepted, evaluated, rates[-1] if rates else first, weight))
         return rates
 
+    def upper_bound(self, rate: float) -> float:
+        """The rate of the first position plus some standard errors, which are 0 before anything was counted."""
+        number = self.decay.number(self.evaluated[0])
+        error = math.sqrt(number * rate * (1 - rate)) / (number + PRIOR_WEIGHT)
+        return min(rate + _OPTIMISM * error, 1.0)
+
     def first_rate(self, prior: float) -> float:
         """The rate of the first position. prior: the rate before anything was counted."""
         return self.decay.share(self.accepted[0], self.evaluated[0], prior)
@@ -173,9 +183,10 @@ class AcceptanceEstimator:
         return (middle + self._buckets[above].first_rate(middle)) / 2 if above < NUM_BUCKETS else middle
 
     def _compute_forecast(self, counts: _Counts, rates: Sequence[float]) -> Forecast:
+        """The forecast is optimistic in the first position (_OPTIMISM)."""
         fill_rates = counts.fill_rates(self._all.fill_rates([1.0] * self.max_draft))
         num_tokens, num_rows, survival = [1.0], [0.0], 1.0
-        for position, rate in enumerate(rates):
+        for position, rate in enumerate([counts.upper_bound(rates[0]), *rates[1:]]):
             survival *= rate
             num_tokens.append(num_tokens[-1] + survival)
             num_rows.append(num_rows[-1] + max(fill_rates[position], survival))

@@ -15,7 +15,7 @@ from foredraft.utils.folders import can_write, is_ours, user_folders
 
 logger = logging.getLogger("foredraft")
 
-_VERSION = 3
+_VERSION = 4
 
 
 class CostFile:

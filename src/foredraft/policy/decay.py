@@ -29,6 +29,10 @@ class Decay:
             self._weight = 1.0
         return self._weight
 
+    def number(self, count: float) -> float:
+        """A count as a number of recent events."""
+        return count / self._weight
+
     def share(self, count: float, total: float, prior: float, weight: float = PRIOR_WEIGHT) -> float:
         """count / total, close to the prior if little was counted. weight: of the prior, in events"""
         prior_weight = weight * self._weight

@@ -1,0 +1,282 @@
+"""How close "auto" comes to the best fixed number of draft tokens, on recorded chats and stated times.
+
+    python -m benchmarks.controller.recorded_chats record HEAD FILE --model MODEL [--quantization int8] [--temperature 0.8]
+        [--questions 80] [--max-tokens 192]
+    python -m benchmarks.controller.recorded_chats replay FILE [--passes MS ...] [--drafts MS ...] [--chats 20] [--seeds 8]
+
+`record` answers MT-bench's questions and notes what `suffix` and the head would have drafted at every position of every answer. A
+temperature above 0 is seeded, so that drafts share the noise of the text.
+
+`replay` runs the controller on these answers, in seconds and without noise. The record says which tokens are right. How long a step takes
+is computed: from the times of passes of 1, 2, ... rows and of a head's drafts of 1, 2, ... tokens. The first step of another kind than the
+one before takes longer, as on a real machine. With `drift` the machine's speed changes every few seconds. Rates are computed with
+undisturbed times, so they show what was chosen. Medians over seeds, relative to plain decoding; each seed has other chats in another
+order. Differences below 0.015 are noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.common.prompts import chat_ids
+from benchmarks.controller.simulated_chats import Machine
+from foredraft import LLM, SamplingParams
+from foredraft.drafters import HybridDrafter
+from foredraft.drafters._combined import CombinedDrafter
+from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
+from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.step import Outcome, ScheduledSequence, Step
+from foredraft.policy import Controller, FixedPolicy, Policy
+from tests.laws import sampler_for
+from tests.policy.simulator import no_time
+
+LONGEST, SEED = 8, 1234
+LOOKUP, MODEL, BOTH = "suffix", "eagle", "hybrid"
+NOISE = {"without noise": (0.02, 0.0), "drift": (0.05, 0.4)}
+COLD_DRAFT, COLD_PASS = 2.0, 1.07
+"""How much longer a draft and a pass take after a step of another kind."""
+LOOKUP_SECONDS, READING_SECONDS = 0.00006, 0.000006
+"""Of a lookup's draft, and of each token that a head has missed."""
+PASSES = [4.0, 4.35, 4.75, 5.0, 5.3, 5.7, 6.1, 6.6, 7.1]
+DRAFTS = [0.79, 0.93, 1.07, 1.21, 1.35, 1.49, 1.63, 1.77]
+"""Of SmolLM2 in int8 with its head, at temperature 0.8, on two cores with AVX-512; milliseconds."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """tokens: the prompt, of num_prompt tokens, and the answer. drafts: by the number of tokens before it, each drafter's draft."""
+
+    tokens: list[int]
+    num_prompt: int
+    temperature: float
+    drafts: dict[int, dict[str, list[int]]]
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Chat:
+        return cls(**{**fields, "drafts": {int(start): drafts for start, drafts in fields["drafts"].items()}})
+
+    def num_right(self, start: int, ids: Sequence[int]) -> int:
+        following = self.tokens[start : start + len(ids)]
+        wrong = (place for place, pair in enumerate(zip(ids, following, strict=False)) if pair[0] != pair[1])
+        return next(wrong, len(following))
+
+    def sequence(self, max_draft: int | None) -> TokenSequence:
+        """The text before it is answered. max_draft: None leaves that to the policy."""
+        prompt = self.tokens[: self.num_prompt]
+        params = {"temperature": self.temperature} | ({"seed": SEED} if self.temperature else {})
+        sampler = sampler_for(params, prompt=prompt)
+        return TokenSequence(0, prompt, sampler, max_len=len(self.tokens), speculative_tokens=max_draft)
+
+
+class Recorder(CombinedDrafter[Any]):
+    """Asks its parts for the longest drafts in every step, and drafts nothing."""
+
+    def __init__(self, parts: dict[str, Drafter]) -> None:
+        super().__init__(parts)
+        self.drafts: dict[int, dict[str, list[int]]] = {}
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        for request in requests:
+            self.drafts[len(request.tokens)] = {
+                name: list(part.propose([self._request_for(part, request, LONGEST)]).draft_ids[0])
+                for name, part in self._parts.items()
+            }
+        return Proposal.certain([[] for _ in requests])
+
+
+def record(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> list[Chat]:
+    """llm: with the methods "suffix+eagle"."""
+    recorder = Recorder({name: llm.drafters[name] for name in (LOOKUP, MODEL)})
+    recording = llm.with_drafter(recorder, speculative_tokens=LONGEST)
+    chats = []
+    for number, prompt in enumerate(prompts):
+        recorder.drafts = {}
+        seed = SEED + number if temperature else None
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        [answer] = recording.generate([prompt], params)
+        tokens = [*prompt, *answer.outputs[0].token_ids]
+        chats.append(Chat(tokens, len(prompt), temperature, recorder.drafts))
+    return chats
+
+
+class Recorded:
+    """A drafter that drafts what was recorded. depth: of the last draft that it was asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.chat: Chat
+        self.depth = 0
+        self._name = name
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        [request] = requests
+        self.depth = request.max_len
+        drafts = self.chat.drafts.get(len(request.tokens), {})
+        return Proposal.certain([drafts.get(self._name, [])[: request.max_len]])
+
+    def forget(self, seq_ids: list[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Times:
+    """In seconds. passes: of 1, 2, ... rows. drafts: of a head's 1, 2, ... tokens."""
+
+    passes: Sequence[float]
+    drafts: Sequence[float]
+
+    def of_pass(self, num_rows: int) -> float:
+        """Beyond the stated rows, each further one takes as long as the last that was stated."""
+        num_more = max(num_rows - len(self.passes), 0)
+        return self.passes[min(num_rows, len(self.passes)) - 1] + num_more * (self.passes[-1] - self.passes[-2])
+
+
+class Replay:
+    """Writes recorded chats one after another, as one engine does."""
+
+    def __init__(self, policy: Policy, times: Times, machine: Machine) -> None:
+        self._policy, self._times, self._machine = policy, times, machine
+        self._lookup, self._model = Recorded(LOOKUP), Recorded(MODEL)
+        both = HybridDrafter((LOOKUP, self._lookup), (MODEL, self._model))
+        self._drafters: dict[str, Drafter] = {LOOKUP: self._lookup, MODEL: self._model, BOTH: both}
+        self._last_kind, self._num_read = "", 0
+
+    def write(self, chat: Chat, max_draft: int | None) -> None:
+        self._lookup.chat = self._model.chat = chat
+        for drafter in self._drafters.values():
+            drafter.forget([0])
+        self._num_read = 0
+        sequence = chat.sequence(max_draft)
+        num_unread = chat.num_prompt
+        while not sequence.is_finished:
+            self._policy.begin([sequence] if num_unread == 1 else [])
+            self._step(chat, sequence, num_unread)
+            num_unread = 1
+
+    def _step(self, chat: Chat, sequence: TokenSequence, num_unread: int) -> None:
+        budget, start = self._policy.draft_budget(sequence), len(sequence.tokens)
+        most = budget.max_draft if num_unread == 1 or budget.drafter == LOOKUP else 0
+        item = ScheduledSequence(sequence, num_unread, True, most, budget.drafter)
+        kind = budget.drafter if most else ""
+        is_cold, self._last_kind = kind != self._last_kind, kind
+        ids, draft_times = self._draft(item, is_cold=is_cold) if most else ([], {})
+        num_right = chat.num_right(start, ids)
+        read_time = self._machine.disturbed(self._times.of_pass(num_unread + len(ids)) * (COLD_PASS if is_cold else 1))
+        new_ids = chat.tokens[start : start + num_right + 1]
+        outcome = Outcome(ids, None, list(range(num_right)), new_ids, torch.empty(0, 0), [])
+        num_kept = sequence.commit(new_ids, len(ids))
+        total = read_time + sum(draft_times.values())
+        proposal = Proposal.certain([ids])
+        self._policy.observe(Step([item], [item], proposal, [outcome], draft_times, read_time, 0.0, [num_kept], total))
+
+    def _draft(self, item: ScheduledSequence, *, is_cold: bool) -> tuple[list[int], dict[str, float]]:
+        tokens = item.sequence.tokens
+        self._model.depth = 0
+        request = DraftRequest(0, tokens, item.max_draft, item.sequence.sampler)
+        ids = list(self._drafters[item.drafter].propose([request]).draft_ids[0])
+        seconds = LOOKUP_SECONDS
+        if self._model.depth:
+            num_missed = len(tokens) - self._num_read
+            reading = READING_SECONDS * num_missed if num_missed > LONGEST + 1 else 0.0
+            seconds += (self._times.drafts[self._model.depth - 1] + reading) * (COLD_DRAFT if is_cold else 1)
+            self._num_read = len(tokens)
+        return ids, {item.drafter: self._machine.disturbed(seconds)}
+
+
+@dataclass(frozen=True)
+class System:
+    """make: its policy. max_draft: the number of draft tokens if that is fixed."""
+
+    make: Callable[[], Policy]
+    max_draft: int | None = None
+
+    @classmethod
+    def auto(cls, *names: str) -> System:
+        replaced = {MODEL: BOTH} if BOTH in names else {}
+        return cls(lambda: Controller(names, max_draft=LONGEST, replaced=replaced, clock=no_time))
+
+    @classmethod
+    def fixed(cls, drafter: str, max_draft: int) -> System:
+        return cls(lambda: FixedPolicy(drafter), max_draft)
+
+    def rate(self, chats: Sequence[Chat], times: Times, seed: int, noise: tuple[float, float]) -> float:
+        """Tokens per undisturbed second."""
+        machine = Machine(seed, *noise)
+        replay = Replay(self.make(), times, machine)
+        for chat in chats:
+            replay.write(chat, self.max_draft)
+        return sum(len(chat.tokens) - chat.num_prompt for chat in chats) / machine.undisturbed
+
+
+PLAIN = System.fixed(LOOKUP, 0)
+SYSTEMS = {
+    "suffix, auto": System.auto(LOOKUP),
+    "head, auto": System.auto(MODEL),
+    "suffix + head, auto": System.auto(LOOKUP, MODEL, BOTH),
+    **{f"suffix, γ = {number}": System.fixed(LOOKUP, number) for number in (3, 8)},
+    **{f"head, γ = {number}": System.fixed(MODEL, number) for number in (2, 3, 4)},
+    **{f"suffix + head, γ = {number}": System.fixed(BOTH, number) for number in (3, 4, 6, 8)},
+}
+
+
+def replay(chats: Sequence[Chat], times: Times, num_chats: int, num_seeds: int) -> None:
+    """Print the table."""
+    orders = [Random(seed).sample(chats, min(num_chats, len(chats))) for seed in range(num_seeds)]
+
+    def rates(system: System, noise: tuple[float, float]) -> list[float]:
+        return [system.rate(order, times, seed, noise) for seed, order in enumerate(orders)]
+
+    print(f"| system | {' | '.join(NOISE)} |\n|---|{'---|' * len(NOISE)}")
+    plain = {name: rates(PLAIN, noise) for name, noise in NOISE.items()}
+    for name, system in SYSTEMS.items():
+        found = [
+            median(one / other for one, other in zip(rates(system, noise), plain[kind], strict=True))
+            for kind, noise in NOISE.items()
+        ]
+        print(f"| {name} | {' | '.join(f'{ratio:.3f}' for ratio in found)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record")
+    recording.add_argument("head")
+    recording.add_argument("file", type=Path)
+    recording.add_argument("--model", required=True)
+    recording.add_argument("--quantization")
+    recording.add_argument("--temperature", type=float, default=0.0)
+    recording.add_argument("--questions", type=int, default=80)
+    recording.add_argument("--max-tokens", type=int, default=192)
+    replaying = commands.add_parser("replay")
+    replaying.add_argument("file", type=Path)
+    replaying.add_argument("--passes", type=float, nargs="+", default=PASSES, help="milliseconds, by rows")
+    replaying.add_argument("--drafts", type=float, nargs=LONGEST, default=DRAFTS, help="milliseconds, by tokens")
+    replaying.add_argument("--chats", type=int, default=20)
+    replaying.add_argument("--seeds", type=int, default=8)
+    args = parser.parse_args()
+    if args.command == "record":
+        llm = LLM(
+            args.model,
+            args.head,
+            method=f"{LOOKUP}+{MODEL}",
+            quantization=args.quantization,
+            enable_prefix_caching=False,
+        )
+        prompts = chat_ids(llm.text_tokenizer, args.questions)
+        chats = record(llm, prompts, args.temperature, args.max_tokens)
+        args.file.write_text(json.dumps([asdict(chat) for chat in chats]))
+        return
+    chats = [Chat.of(fields) for fields in json.loads(args.file.read_text())]
+    times = Times([one / 1000 for one in args.passes], [one / 1000 for one in args.drafts])
+    replay(chats, times, args.chats, args.seeds)
+
+
+if __name__ == "__main__":
+    main()
