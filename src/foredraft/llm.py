@@ -84,7 +84,7 @@ class LLM:
     speculative_token_tree: whether drafters may draft trees. "none": chains only. "auto": where speculative_tokens="auto" finds that
         trees are faster. Or a fixed shape, given by the path of ranks to each node: [[0], [1], [0, 0]] tries the two most likely
         tokens, and one token after the more likely of them. speculative_tokens is then the number of nodes, or fewer: only the first
-        ones are drafted. If several methods draft trees, their trees are merged into one. None: "none".
+        ones are drafted. If several methods draft trees of such a shape, these are merged into one. None: "none".
     min_acceptance_rate, max_draft_memory: a drafter is not used for a while after its recent acceptance rate falls below
         this, or after it holds more bytes of the cache memory than this. A warning is logged, and `crossings` counts it.
         None: no limit.

@@ -20,6 +20,7 @@ from foredraft.engine.proposal import (
     Proposal,
     begin,
 )
+from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError
 from foredraft.sampling import TokenProbs
 
@@ -127,6 +128,52 @@ def test_the_model_drafts_as_many_tokens_as_are_likely_to_be_right(make_request:
     assert write(drafter, make_request, list(range(15)), seq_id=1)[-1] == [14], (
         "at least one, so that it is seen to improve"
     )
+
+
+@dataclass
+class DraftsTrees(Drafts):
+    """Drafts trees of the requested shape. A first child is 7, the next one 8."""
+
+    grows_trees: bool = True
+
+    def propose(self, requests: list[DraftRequest]) -> Proposal:
+        [request] = requests
+        self.asked += requests
+        if request.shape is None:
+            return Proposal.certain([[7] * request.max_len])
+        shape = request.shape.cut(request.max_len)
+        ranks = [shape.parents[:node].count(parent) for node, parent in enumerate(shape.parents)]
+        return Proposal.certain([[7 + rank for rank in ranks]], [shape.parents])
+
+
+TREE = TreeShape((-1, -1, 0, 1))
+
+
+def test_it_grows_trees_if_its_model_does(make_request: MakeRequest) -> None:
+    assert not hybrid(always(), always()).grows_trees
+    model = DraftsTrees(lambda tokens: [])
+    drafter = hybrid(Drafts(lambda tokens: [5] * tokens[-1]), model)
+    assert drafter.grows_trees
+    grown = drafter.propose([replace(make_request(0, [1, 0], 3), shape=TREE)])
+    assert (grown.draft_ids, grown.draft_parents) == ([[7, 8, 7]], [(-1, -1, 0)])
+    looked_up = drafter.propose([replace(make_request(1, [1, 3], 3), shape=TREE)])
+    assert (looked_up.draft_ids, looked_up.draft_parents) == ([[5, 5, 5]], [None])
+    assert len(model.asked) == 1
+
+
+def test_the_right_tokens_of_a_tree_are_counted_on_all_branches(make_request: MakeRequest) -> None:
+    drafter = hybrid(always(), DraftsTrees(lambda tokens: []))
+    means = drafter._means.tree
+    prior = means.of((2, 4))
+    request = make_request(0, [1], 4)
+    drafter.propose([replace(request, shape=TREE)])
+    drafter.propose([make_request(0, [1, 8], 0)])
+    assert means.of((2, 4)) == prior, "the next token is open"
+    drafter.propose([make_request(0, [1, 8, 7], 0)])
+    assert means.of((2, 4)) == pytest.approx((6 * prior + 2) / 7)
+    drafter.propose([replace(make_request(0, [1, 8, 7], 4), shape=TREE)])
+    drafter.propose([make_request(0, [1, 8, 7, 9], 0)])
+    assert means.of((2, 4)) == pytest.approx((6 * prior + 2) / 8), "the second tree was wrong"
 
 
 def test_drawn_tokens_keep_their_distributions(make_request: MakeRequest) -> None:

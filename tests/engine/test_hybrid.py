@@ -10,6 +10,7 @@ import pytest
 
 from foredraft import LLM, SamplingParams
 from foredraft.engine import Engine
+from foredraft.engine.token_tree import TreeShape
 from foredraft.policy import FixedPolicy
 from tests.engine.test_trees import run
 
@@ -27,9 +28,9 @@ def llm(request: pytest.FixtureRequest) -> LLM:
     return LLM(method=request.param, dtype="bfloat16", num_threads=1)
 
 
-def always_hybrid(llm: LLM) -> tuple[Engine, Counter[str]]:
+def always_hybrid(llm: LLM, shape: TreeShape | None) -> tuple[Engine, Counter[str]]:
     """An engine that drafts with the hybrid alone, and in how many steps it did."""
-    engine = llm._builder.engine(llm.drafters, llm.engine.pool, FixedPolicy("hybrid"))
+    engine = llm._builder.engine(llm.drafters, llm.engine.pool, FixedPolicy("hybrid", shape))
     asked = Counter[str]()
     engine.observers.append(SimpleNamespace(observe=lambda step: asked.update(step.draft_times.keys())))
     return engine, asked
@@ -47,10 +48,11 @@ def texts_of(engine: Engine, llm: LLM, gammas: list[int], preempted: int | None 
     return run(sequences, engine, preempted)
 
 
+@pytest.mark.parametrize("shape", [None, TreeShape((-1, -1, 0, 0, 1, 2, 2))], ids=["chains", "trees"])
 @pytest.mark.parametrize(("gammas", "preempted"), [([4], None), ([1, 8, 0, 3], 5)], ids=str)
-def test_texts_are_plain_decodings(llm: LLM, gammas: list[int], preempted: int | None) -> None:
+def test_texts_are_plain_decodings(llm: LLM, gammas: list[int], preempted: int | None, shape: TreeShape | None) -> None:
     plain = texts_of(llm.with_drafter("none").engine, llm, [0])
-    engine, asked = always_hybrid(llm)
+    engine, asked = always_hybrid(llm, shape)
     assert texts_of(engine, llm, gammas, preempted) == plain
     assert asked["hybrid"] > 10
     assert engine.stats.num_accepted_tokens > 50

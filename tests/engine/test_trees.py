@@ -212,11 +212,13 @@ def _num_asked(llm: LLM, wanted: Sequence[SamplingParams]) -> Counter[str]:
     return asked
 
 
-def test_trees_are_merged_where_several_methods_draft_trees() -> None:
+def test_trees_are_merged_where_several_methods_draft_trees_and_no_lookup_comes_first() -> None:
     llm = LLM(method="suffix+draft_model", num_threads=1)
     assert [*llm.drafters] == ["suffix", "draft_model", "hybrid"], "chains only"
     assert [*llm.with_drafter(speculative_tokens=3).drafters] == ["suffix", "draft_model"]
-    assert [*llm.with_drafter(speculative_token_tree="auto").drafters] == ["suffix", "draft_model", "merged"]
+    assert [*llm.with_drafter(speculative_token_tree="auto").drafters] == ["suffix", "draft_model", "hybrid"]
+    lookups = llm.with_drafter("ngram+suffix", speculative_token_tree="auto")
+    assert [*lookups.drafters] == ["ngram", "suffix", "merged"]
     fixed = llm.with_drafter(speculative_token_tree=_paths(WIDE))
     assert [*fixed.drafters] == ["merged", "suffix", "draft_model"]
     assert fixed.method == "suffix+draft_model"

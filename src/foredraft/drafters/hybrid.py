@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from foredraft.drafters._combined import CombinedDrafter, CountedMeans
-from foredraft.engine.proposal import Drafter, DraftRequest, PendingProposal, Proposal, begin
+from foredraft.engine.proposal import Drafter, DraftRequest, PendingProposal, Proposal, begin, grows_trees
+from foredraft.engine.token_tree import ROOT
 from foredraft.errors import ForedraftError
 from foredraft.sampling import Pending
 
@@ -19,11 +20,12 @@ _LEAST_CHANCE = 0.2
 
 class HybridDrafter(CombinedDrafter["_History"]):
     """Asks a lookup first, which costs next to nothing. If it found a draft of which more tokens can be expected to be right than of
-    the model's, that is the draft; else the model drafts, as many tokens as are likely enough to be right.
+    the model's, that is the draft; else the model drafts: a chain of as many tokens as are likely enough to be right, or the requested
+    tree. A lookup always drafts a chain, of as many tokens as the tree has nodes.
 
-    A lookup's right tokens are counted by the length of its draft, a model's by their place in it, in all texts and in the text itself:
-    from committed tokens alone, so nothing depends on noise that a text may still use. A lookup's draft is also compared with the text
-    if it was not used.
+    A lookup's right tokens are counted by the length of its draft, a model's by their place in it, or by the size of a tree, in all
+    texts and in the text itself: from committed tokens alone, so nothing depends on noise that a text may still use. A lookup's draft
+    is also compared with the text if it was not used.
 
     lookup, model: (name, drafter).
 
@@ -35,7 +37,12 @@ class HybridDrafter(CombinedDrafter["_History"]):
             raise ForedraftError(f"a hybrid needs two different drafters, not {lookup[0]} twice")
         super().__init__(dict([lookup, model]))
         self._lookup, self._model = lookup[1], model[1]
-        self._means = _Means(CountedMeans(_num_right_at_first), CountedMeans(lambda _: _PRIOR_RATE))
+        self.grows_trees = grows_trees(model[1])
+        self._means = _Means(
+            CountedMeans(_num_right_at_first),
+            CountedMeans(lambda _: _PRIOR_RATE),
+            CountedMeans(lambda size: _num_right_at_first(size[0])),
+        )
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """-> the lookup's certain tokens or the model's draft for each request. All requests are learned from before any is drafted for, so
@@ -50,17 +57,18 @@ class HybridDrafter(CombinedDrafter["_History"]):
         asked: dict[int, DraftRequest] = {}
         for b, (history, request, ids) in enumerate(zip(histories, requests, found, strict=True)):
             history.expect(_Expected(len(request.tokens), ids, is_lookup=True))
-            length, num_right = history.model_draft(request.max_len)
+            length, num_right = history.model_draft(request)
             if length and not (ids and history.means.lookup.of(len(ids)) >= num_right):
-                asked[b] = self._request_for(self._model, request, length)
+                asked[b] = self._request_for(self._model, request, length, request.shape)
         if not asked:
             return Pending.of(Proposal.certain(found))
         pending = begin(self._model, list(asked.values()))
         others = [b for b in range(len(requests)) if b not in asked]
 
         def finish(drafted: Proposal) -> Proposal:
-            for b, ids in zip(asked, drafted.draft_ids, strict=True):
-                histories[b].expect(_Expected(len(requests[b].tokens), ids, is_lookup=False))
+            for b, ids, parents in zip(asked, drafted.draft_ids, drafted.draft_parents, strict=True):
+                tree = _size_of(requests[b])
+                histories[b].expect(_Expected(len(requests[b].tokens), ids, parents, tree=tree))
             if not others:
                 return drafted
             parts = [(others, Proposal.certain([found[b] for b in others])), (list(asked), drafted)]
@@ -72,45 +80,71 @@ class HybridDrafter(CombinedDrafter["_History"]):
 
     def _learn(self, request: DraftRequest) -> _History:
         """Learn from the tokens that the text gained since its last draft."""
-        history = self._history_of(request, lambda: _History(_Means(*(CountedMeans(mean.of) for mean in self._means))))
+        history = self._history_of(request, lambda: _History(self._means.of_one_text()))
         history.compare(request.tokens, (self._means, history.means))
         return history
 
 
+TreeSize: TypeAlias = tuple[int, int]
+"""Levels and nodes of a requested tree."""
+
+
 class _Means(NamedTuple):
     """lookup: the mean number of right tokens, by the length of a draft. model: the share of right tokens among those whose predecessors
-    are right, by place."""
+    are right, by place in a chain. tree: the mean number of right tokens of the model's trees."""
 
     lookup: CountedMeans[int]
     model: CountedMeans[int]
+    tree: CountedMeans[TreeSize]
+
+    def of_one_text(self) -> _Means:
+        """New means, whose priors are these."""
+        return _Means(CountedMeans(self.lookup.of), CountedMeans(self.model.of), CountedMeans(self.tree.of))
 
 
 def _num_right_at_first(length: int) -> float:
     return sum(_PRIOR_RATE**place for place in range(1, length + 1))
 
 
+def _size_of(request: DraftRequest) -> TreeSize | None:
+    """None: of a chain."""
+    if request.shape is None:
+        return None
+    shape = request.shape.cut(request.max_len)
+    return shape.depth, len(shape)
+
+
 class _Expected(NamedTuple):
-    """Tokens that were expected from a place in the text on."""
+    """A draft from a place in the text on. ids, parents: as in Proposal. tree: the size of a tree that the model was asked for."""
 
     start: int
     ids: Sequence[int]
-    is_lookup: bool
+    parents: Sequence[int] | None = None
+    is_lookup: bool = False
+    tree: TreeSize | None = None
 
     def num_right(self, tokens: Sequence[int]) -> int | None:
-        """How many of them, from the first on, the text has; None if it is too short to show that."""
-        for place, token in enumerate(self.ids, start=self.start):
+        """How many of its tokens in a row the text has; None if it is too short to show that."""
+        parents = range(ROOT, len(self.ids) - 1) if self.parents is None else self.parents
+        children = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, self.ids, strict=True))}
+        inner, node, place = set(parents), ROOT, self.start
+        while node in inner:
             if place >= len(tokens):
                 return None
-            if tokens[place] != token:
-                return place - self.start
-        return len(self.ids)
+            child = children.get((node, tokens[place]))
+            if child is None:
+                break
+            node, place = child, place + 1
+        return place - self.start
 
     def record(self, num_right: int, means: _Means) -> None:
         if self.is_lookup:
             means.lookup.count(len(self.ids), num_right)
-            return
-        for place in range(min(num_right + 1, len(self.ids))):
-            means.model.count(place, place < num_right)
+        elif self.tree is not None:
+            means.tree.count(self.tree, num_right)
+        else:
+            for place in range(min(num_right + 1, len(self.ids))):
+                means.model.count(place, place < num_right)
 
 
 @dataclass(slots=True)
@@ -122,15 +156,18 @@ class _History:
     length: int = 0
     expected: list[_Expected] = field(default_factory=list)
 
-    def model_draft(self, max_len: int) -> tuple[int, float]:
+    def model_draft(self, request: DraftRequest) -> tuple[int, float]:
         """How many tokens the model should draft, at least one where any may be, and how many can be expected to be right."""
+        tree = _size_of(request)
+        if tree is not None:
+            return request.max_len, self.means.tree.of(tree)
         chance, expected = 1.0, 0.0
-        for place in range(max_len):
+        for place in range(request.max_len):
             chance *= self.means.model.of(place)
             if place and chance < _LEAST_CHANCE:
                 return place, expected
             expected += chance
-        return max_len, expected
+        return request.max_len, expected
 
     def expect(self, draft: _Expected) -> None:
         if draft.ids:

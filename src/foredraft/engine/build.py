@@ -109,22 +109,20 @@ class EngineBuilder:
         return TimedRefits() if self.speculative_tokens == AUTO else CountedRefits()
 
     def _with_combined(self, drafters: dict[str, Drafter]) -> dict[str, Drafter]:
-        """Add a drafter that combines others. With trees it merges those of all drafters that grow them, and comes first if the shape is
-        fixed. With chains that "auto" chooses it asks a lookup first, and the model elsewhere."""
+        """Add a drafter that combines others. If "auto" chooses the drafts, it asks a lookup first, and the model elsewhere. Where there is
+        no such pair, or the shape of trees is fixed, it merges the trees of all drafters that grow them; it comes first if the shape is
+        fixed."""
         settings = self.settings
+        lookup, model = _first_of(drafters, LOOKUPS), _model_method(drafters)
+        if self.speculative_tokens == AUTO and settings.shape is None and lookup is not None and model is not None:
+            return {**drafters, HYBRID: HybridDrafter((lookup, drafters[lookup]), (model, drafters[model]))}
         if settings.shape is None and not settings.auto_trees:
-            return self._with_hybrid(drafters)
+            return drafters
         growing = {name: drafter for name, drafter in drafters.items() if grows_trees(drafter)}
         if len(growing) < 2:
             return drafters
         merged: dict[str, Drafter] = {MERGED: MergedDrafter(growing)}
         return {**drafters, **merged} if settings.shape is None else {**merged, **drafters}
-
-    def _with_hybrid(self, drafters: dict[str, Drafter]) -> dict[str, Drafter]:
-        lookup, model = _first_of(drafters, LOOKUPS), _model_method(drafters)
-        if self.speculative_tokens != AUTO or lookup is None or model is None:
-            return drafters
-        return {**drafters, HYBRID: HybridDrafter((lookup, drafters[lookup]), (model, drafters[model]))}
 
     def policy(self, drafters: Mapping[str, Drafter], *, saves_costs: bool = True) -> Policy:
         """A policy that chooses among these drafters, starting from the costs that earlier processes measured.
