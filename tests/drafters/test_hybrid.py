@@ -118,14 +118,14 @@ def test_a_draft_is_counted_once_when_the_text_shows_how_much_of_it_was_right(ma
 
 def test_the_model_drafts_as_many_tokens_as_are_likely_to_be_right(make_request: MakeRequest) -> None:
     """Its tokens count by place: here the first is always right, and the second never."""
-    model = always(7, 8, 9, 9)
+    model = always(7, 8, 9, 9, 9, 9)
     drafter = hybrid(always(), model)
-    assert drafter.propose([make_request(0, [1], 4)]).draft_ids == [[7, 8, 9]], ".6 cubed is above .2"
+    assert drafter.propose([make_request(0, [1], 6)]).draft_ids == [[7, 8, 9, 9]], ".6 to the fourth is above .1"
     write(drafter, make_request, [1] + [7] * 30)
     assert write(drafter, make_request, [1] + [7] * 30)[-1] == [7]
     drafter = hybrid(always(), Drafts(lambda tokens: [tokens[-1]] * 4))
     assert write(drafter, make_request, [1] + [7] * 30)[-1] == [7, 7, 7, 7]
-    assert write(drafter, make_request, list(range(15)), seq_id=1)[-1] == [14], (
+    assert write(drafter, make_request, [*range(15)] * 4, seq_id=1)[-1] == [14], (
         "at least one, so that it is seen to improve"
     )
 
