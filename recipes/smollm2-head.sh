@@ -1,23 +1,30 @@
 #!/bin/sh
 # Train an EAGLE-3 head for SmolLM2-135M-Instruct on its answers to questions of many kinds (chat_questions.py).
 #
-#   recipes/smollm2-head.sh SMOLLM2 OUT [BUDGET [WIDE_BUDGET [COPYING_BUDGET [OWN_BUDGET]]]]
+#   recipes/smollm2-head.sh SMOLLM2 OUT [BUDGET [WIDE_BUDGET [COPYING_BUDGET [OWN_BUDGET [MORE_BUDGET]]]]]
 #
 # SMOLLM2: the file that `make models` fetches, or any other format of the model. The head is trained for BUDGET on answers to 7,200
 # questions of 80 kinds, then for WIDE_BUDGET on these and on 8,800 of three times as many kinds. Then it gets induction heads, so that it
 # can copy, and is trained for COPYING_BUDGET on answers to 2,176 other questions, half of them with further requests, and for OWN_BUDGET
-# on answers to 4,600 questions that the model asks itself and to 2,000 others. The answers are written first, each only once even if a run
-# is interrupted. More answers and more training raise acceptance. Repeat the same command to resume an interrupted run. The head is saved
-# in OUT/own.
+# on answers to 4,600 questions that the model asks itself and to 2,000 others, and for MORE_BUDGET on answers to 5,500 more of its own.
+# The answers are written first, each only once even if a run is interrupted. More answers and more training raise acceptance. Repeat the
+# same command to resume an interrupted run. The head is saved in OUT/more.
 set -eu
-target=$1 out=$2 budget=${3:-80m} wide_budget=${4:-95m} copying_budget=${5:-90m} own_budget=${6:-42m}
-narrow=$out/narrow.jsonl wide=$out/wide.jsonl copying=$out/copying.jsonl own=$out/own.jsonl more=$out/more.jsonl
+target=$1 out=$2 budget=${3:-80m} wide_budget=${4:-95m} copying_budget=${5:-90m} own_budget=${6:-42m} more_budget=${7:-42m}
+narrow=$out/narrow.jsonl wide=$out/wide.jsonl copying=$out/copying.jsonl own=$out/own.jsonl others=$out/others.jsonl more=$out/more.jsonl
 here=$(dirname "$0")
 questions="python $here/chat_questions.py"
 
 train() {
     foredraft train head --target "$target" --kind eagle3 --only-generations --temperature 0 --temperature 0.8 \
         --share-lm-head --unroll 3 --context 512 --batch-size 4 --dtype auto "$@"
+}
+
+own_questions() {
+    if [ ! -f "$3" ]; then
+        python "$here/own_questions.py" "$target" "$1" "$2" > "$3.part"
+        mv "$3.part" "$3"
+    fi
 }
 
 mkdir -p "$out"
@@ -31,9 +38,8 @@ if [ ! -f "$out/induction/config.json" ]; then
     python "$here/add_induction_heads.py" "$out/wide" "$target" "$out/wide/chats.jsonl" "$out/induction" 128
 fi
 train --out "$out/copying" --chats 2176 --prompts "$copying" --init "$out/induction" --budget "$copying_budget" --quantization int8
-if [ ! -f "$own" ]; then
-    python "$here/own_questions.py" "$target" 5000 21 > "$own.part"
-    mv "$own.part" "$own"
-fi
-$questions 2000 "$target" 11 constrained > "$more"
-train --out "$out/own" --chats 6600 --prompts "$own" --prompts "$more" --init "$out/copying" --budget "$own_budget" --quantization int8
+own_questions 5000 21 "$own"
+$questions 2000 "$target" 11 constrained > "$others"
+train --out "$out/own" --chats 6600 --prompts "$own" --prompts "$others" --init "$out/copying" --budget "$own_budget" --quantization int8
+own_questions 6000 22 "$more"
+train --out "$out/more" --chats 5500 --prompts "$more" --init "$out/own" --budget "$more_budget" --quantization int8
