@@ -199,8 +199,10 @@ class System:
 
     @classmethod
     def auto(cls, *names: str) -> System:
-        replaced = {MODEL: BOTH} if BOTH in names else {}
-        return cls(lambda: Controller(names, max_draft=LONGEST, replaced=replaced, clock=no_time))
+        replaced, asked_first = ({MODEL: BOTH}, {LOOKUP: BOTH}) if BOTH in names else ({}, {})
+        return cls(
+            lambda: Controller(names, max_draft=LONGEST, replaced=replaced, asked_first=asked_first, clock=no_time)
+        )
 
     @classmethod
     def fixed(cls, drafter: str, max_draft: int) -> System:

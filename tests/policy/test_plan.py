@@ -225,3 +225,18 @@ def test_where_the_targets_time_is_unknown_there_is_no_plan() -> None:
 
     times = Unknown(1.0, 0.0, {"a": (0.0, 0.0, 0.0)})
     assert best_plan([Candidate(LONGEST, {"a": forecast(1.0)})], times, sampled=False) is None
+
+
+@pytest.mark.parametrize(("lookup_rate", "chosen"), [(0.62, "b"), (0.75, "a"), (0.55, "b")])
+def test_a_lookup_that_a_hybrid_asks_first_must_be_clearly_better(lookup_rate: float, chosen: str) -> None:
+    """Small differences are chance, and while the lookup is used nothing is learned about the hybrid."""
+    times = Times(1.0, 0.0, {"a": (0.0, 0.0, 0.0), "b": (0.0, 0.0, 0.0)})
+    alike = Candidate(1, {"a": forecast(lookup_rate), "b": forecast(0.6)})
+    assert planned([alike], times).budgets[0].drafter == ("a" if lookup_rate > 0.6 else "b")
+    assert planned([replace(alike, asked_first=frozenset("a"))], times).budgets[0].drafter == chosen
+
+
+def test_where_a_hybrid_does_not_pay_its_lookup_is_used() -> None:
+    times = Times(1.0, 0.0, {"a": (0.0, 0.0, 0.0), "b": (5.0, 0.0, 0.0)})
+    candidate = Candidate(1, {"a": forecast(0.04), "b": forecast(0.6)}, asked_first=frozenset("a"))
+    assert planned([candidate], times).budgets[0] == DraftBudget("a", 1)

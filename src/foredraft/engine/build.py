@@ -144,7 +144,8 @@ class EngineBuilder:
             shape=settings.shape if names[0] in growing else None,
             tree_drafters=growing if settings.auto_trees else (),
             merged={MERGED: [name for name in growing if name != MERGED]} if MERGED in names else {},
-            replaced=_replaced(names),
+            replaced=_hybrid_instead_of(_model_method(names), names),
+            asked_first=_hybrid_instead_of(_first_of(names, LOOKUPS), names),
             costs=store.load() if store else None,
             store=store if saves_costs else None,
         )
@@ -198,7 +199,6 @@ def _model_method(names: Iterable[str]) -> str | None:
     return _first_of(names, {*DRAFT_METHODS, *OWN_DRAFTS})
 
 
-def _replaced(names: Sequence[str]) -> dict[str, str]:
-    """Which of these drafters is replaced, and by which."""
-    model = _model_method(names)
-    return {model: HYBRID} if HYBRID in names and model is not None else {}
+def _hybrid_instead_of(part: str | None, names: Sequence[str]) -> dict[str, str]:
+    """By part of a hybrid, the hybrid; empty without one."""
+    return {part: HYBRID} if HYBRID in names and part is not None else {}

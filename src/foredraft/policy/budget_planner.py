@@ -36,7 +36,8 @@ each drafter the acceptance bucket and the magnitude of the number of tokens tha
 class BudgetPlanner:
     """Plans budgets. acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. trees: by
     drafter, for those that may grow trees. max_draft: the most draft tokens of a step. shape: of drafts with a fixed number of
-    tokens. merged: by merged drafter, its parts. replaced: by drafter, the one that is used in its place."""
+    tokens. merged: by merged drafter, its parts. replaced: by drafter, the one that is used in its place. asked_first: by lookup,
+    the hybrid that asks it first."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class BudgetPlanner:
         shape: TreeShape | None = None,
         merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
         replaced: Mapping[str, str] = MappingProxyType({}),
+        asked_first: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._acceptance = acceptance
         self._trees = trees
@@ -59,6 +61,7 @@ class BudgetPlanner:
         self._shape = shape
         self._merged = merged
         self._replaced = replaced
+        self._asked_first = asked_first
         self._first = next(iter(acceptance))
         self._plans: dict[tuple[bool, tuple[_Key, ...]], tuple[int, int, list[DraftBudget]]] = {}
         self._num_drafts = 0
@@ -129,7 +132,8 @@ class BudgetPlanner:
                 start_times[name] = self._costs.reading_time(name, _num_tokens(magnitude)) / _NUM_STEPS_OF_USE
         if is_fixed:
             return Candidate(0, forecasts, fixed=DraftBudget(self._first, max_draft) if max_draft else NO_DRAFTING)
-        return Candidate(max_draft, forecasts, start_times, trees=trees)
+        asked_first = frozenset(lookup for lookup, hybrid in self._asked_first.items() if hybrid in forecasts)
+        return Candidate(max_draft, forecasts, start_times, trees=trees, asked_first=asked_first)
 
     def _main_parts(self) -> frozenset[str]:
         """The parts that take most of the time of a merged drafter."""

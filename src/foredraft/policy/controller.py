@@ -30,6 +30,7 @@ class Controller:
     drafters: names; the first one serves requests with a number of draft tokens of their own. max_draft: the most draft tokens that
     it chooses for a step. shape: of the drafts of such requests. tree_drafters: the drafters that may draft trees where that is
     faster. merged: by drafter that merges the drafts of others, those others. replaced: by drafter, the one that it chooses in its place.
+    asked_first: by lookup, the hybrid that asks it first.
     costs: as measured by an earlier process. store: where to save them. clock: in seconds; it times planning.
 
     Nothing that it reads depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of drafters that do
@@ -45,6 +46,7 @@ class Controller:
         tree_drafters: Sequence[str] = (),
         merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
         replaced: Mapping[str, str] = MappingProxyType({}),
+        asked_first: Mapping[str, str] = MappingProxyType({}),
         costs: CostModel | None = None,
         store: CostStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -57,7 +59,16 @@ class Controller:
         self.fallbacks = self._cooldowns.counts
         self._states = SequenceStates(drafters)
         self._planner = BudgetPlanner(
-            self._acceptance, self._trees, self.costs, self._states, self._cooldowns, max_draft, shape, merged, replaced
+            self._acceptance,
+            self._trees,
+            self.costs,
+            self._states,
+            self._cooldowns,
+            max_draft,
+            shape,
+            merged,
+            replaced,
+            asked_first,
         )
         self._schedule = PlanSchedule()
         self._recorder = CostRecorder(self.costs, self._states, store)

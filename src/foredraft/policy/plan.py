@@ -19,6 +19,8 @@ _MIN_GAIN = 1.03
 """The expected rate with drafts must be this many times that of plain decoding. Measurements cannot resolve smaller gains."""
 _MIN_TREE_GAIN = 1.02
 """The same for trees compared with chains."""
+_MIN_LOOKUP_GAIN = 1.05
+"""The same for a lookup alone compared with a hybrid that asks it first. While the lookup is used, nothing is learned about the hybrid."""
 
 
 class TimeModel(Protocol):
@@ -37,13 +39,15 @@ class TimeModel(Protocol):
 class Candidate:
     """The options for one sequence. max_draft: the most draft tokens that could be emitted. forecasts, trees: by drafter; trees only
     for those that grow them. start_times: by drafter, the time to read the tokens it has missed, spread over the steps for which it is
-    expected to be used. fixed: the budget of a sequence that has one of its own."""
+    expected to be used. fixed: the budget of a sequence that has one of its own. asked_first: the lookups that another of these
+    drafters asks first."""
 
     max_draft: int
     forecasts: Mapping[str, Forecast]
     start_times: Mapping[str, float] = field(default_factory=dict)
     fixed: DraftBudget | None = None
     trees: Mapping[str, TreeForecasts] = field(default_factory=dict)
+    asked_first: frozenset[str] = frozenset()
 
     def expected(self, draft: Draft) -> tuple[float, float]:
         """-> the expected numbers of emitted tokens and of verified draft tokens"""
@@ -116,7 +120,11 @@ def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: boo
     if plain is None:
         return None
     drafts = batch.common_drafts()
-    best = batch.best(plain, (draft for draft in drafts if not draft.is_tree))
+    lookups = frozenset[str]().union(*(candidate.asked_first for candidate in candidates))
+    chains = [draft for draft in drafts if not draft.is_tree]
+    best = batch.best(plain, (draft for draft in chains if draft.drafter not in lookups))
+    min_gain = 1.0 if best is plain else _MIN_LOOKUP_GAIN
+    best = batch.best(best, (draft for draft in chains if draft.drafter in lookups), min_gain)
     best = batch.best(best, (draft for draft in drafts if draft.is_tree), _MIN_TREE_GAIN)
     if len(candidates) > 1:
         refined = batch.outlook(batch.individual(best))
