@@ -36,6 +36,7 @@ from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step
 from foredraft.policy import Controller, FixedPolicy, Policy
+from foredraft.utils.prefix import common_prefix
 from tests.laws import sampler_for
 from tests.policy.simulator import no_time
 
@@ -65,9 +66,7 @@ class Chat:
         return cls(**{**fields, "drafts": {int(start): drafts for start, drafts in fields["drafts"].items()}})
 
     def num_right(self, start: int, ids: Sequence[int]) -> int:
-        following = self.tokens[start : start + len(ids)]
-        wrong = (place for place, pair in enumerate(zip(ids, following, strict=False)) if pair[0] != pair[1])
-        return next(wrong, len(following))
+        return common_prefix(ids, self.tokens[start : start + len(ids)])
 
     def sequence(self, max_draft: int | None) -> TokenSequence:
         """The text before it is answered. max_draft: None leaves that to the policy."""

@@ -5,7 +5,7 @@
 
 Batch 1, one run: the first turn of MT-bench's questions in the model's chat template, each answered by every system in an order that
 rotates. With "auto" the controller chooses the number of draft tokens; "suffix + head" asks suffix first, and the head where it finds too
-little; with trees, it merges the drafts of both. Rows with a fixed γ use the head alone. Ratios are paired by question, and their
+little; with trees, the head may grow one. Rows with a fixed γ use the head alone. Ratios are paired by question, and their
 intervals bootstrapped over questions. At temperatures above 0 answers are sampled without a seed, so each system writes its own.
 """
 

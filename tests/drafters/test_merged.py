@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import foredraft.drafters.merged as merged_module
 from foredraft.drafters import MergedDrafter, NgramDrafter, NoDrafter, SuffixDrafter
-from foredraft.drafters.merged import AcceptedShares, Offer, merge
+from foredraft.drafters._combined import Offer
+from foredraft.drafters.merged import AcceptedShares, merge
 from foredraft.engine.contract import check_proposal
 from foredraft.engine.proposal import Drafter, DraftRequest, Features, Proposal
 from foredraft.engine.token_tree import ROOT, TreeShape, depths_of, tokens_to
@@ -406,7 +407,7 @@ def test_parts_get_unseeded_requests_as_chain_shapes_so_that_they_do_not_draw(ma
 
 def test_an_offer_is_compared_with_the_text_as_far_as_it_was_right() -> None:
     offer, shares = Offer.of([5, 6, 7], [ROOT, ROOT, 1]), AcceptedShares(lambda place: 0.5)
-    offer.compare([6, 8, 9], [shares])
+    merged_module._compare(offer, [6, 8, 9], [shares])
     assert shares.of((0, 0)) < 0.5 < shares.of((0, 1))
     assert shares.of((1, 0)) < 0.5
     assert shares.of((2, 0)) == 0.5

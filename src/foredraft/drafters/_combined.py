@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from foredraft.engine.proposal import (
     Drafter,
@@ -16,7 +16,7 @@ from foredraft.engine.proposal import (
     taps_of,
 )
 from foredraft.engine.stats import PrefixStats
-from foredraft.engine.token_tree import TreeShape
+from foredraft.engine.token_tree import ROOT, TreeShape
 
 _PRIOR_WEIGHT = 6.0
 """The weight of a prior, in observations."""
@@ -108,3 +108,30 @@ class CountedMeans(Generic[Key]):
         total, number = self._counts.get(key, (0.0, 0.0))
         scale = 0.5 if number + 1 >= _MAX_COUNTED else 1.0
         self._counts[key] = scale * (total + value), scale * (number + 1)
+
+
+class Offer(NamedTuple):
+    """What a part drafted. children: for each place in ids, the places of its children, best first; ROOT for the first tokens."""
+
+    ids: Sequence[int]
+    children: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], parents: Sequence[int] | None) -> Offer:
+        """ids, parents: as in Proposal"""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(range(ROOT, len(ids) - 1) if parents is None else parents):
+            children.setdefault(parent, []).append(node)
+        return cls(ids, children)
+
+    def walk(self, written: Iterable[int]) -> Iterator[tuple[Sequence[int], int | None]]:
+        """For each token of the text, up to the first that was not offered: the places of the tokens that were, and of the right one among
+        them. written: the tokens that the text has after the pending token"""
+        node = ROOT
+        for token in written:
+            children = self.children.get(node, ())
+            right = next((child for child in children if self.ids[child] == token), None)
+            yield children, right
+            if right is None:
+                return
+            node = right

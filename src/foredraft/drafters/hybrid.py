@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from foredraft.drafters._combined import CombinedDrafter, CountedMeans
+from foredraft.drafters._combined import CombinedDrafter, CountedMeans, Offer
 from foredraft.engine.proposal import Drafter, DraftRequest, PendingProposal, Proposal, begin, grows_trees
 from foredraft.engine.token_tree import ROOT
 from foredraft.errors import ForedraftError
@@ -57,7 +57,7 @@ class HybridDrafter(CombinedDrafter["_History"]):
         found = self._lookup.propose(looked_up).draft_ids
         asked: dict[int, DraftRequest] = {}
         for b, (history, request, ids) in enumerate(zip(histories, requests, found, strict=True)):
-            history.expect(_Expected(len(request.tokens), ids, is_lookup=True))
+            history.expect(_Expected(len(request.tokens), Offer.of(ids, None), is_lookup=True))
             length, num_right = history.model_draft(request)
             if length and not (ids and history.means.lookup.of(len(ids)) >= num_right):
                 asked[b] = self._request_for(self._model, request, length, request.shape)
@@ -69,7 +69,7 @@ class HybridDrafter(CombinedDrafter["_History"]):
         def finish(drafted: Proposal) -> Proposal:
             for b, ids, parents in zip(asked, drafted.draft_ids, drafted.draft_parents, strict=True):
                 tree = _size_of(requests[b])
-                histories[b].expect(_Expected(len(requests[b].tokens), ids, parents, tree=tree))
+                histories[b].expect(_Expected(len(requests[b].tokens), Offer.of(ids, parents), tree=tree))
             if not others:
                 return drafted
             parts = [(others, Proposal.certain([found[b] for b in others])), (list(asked), drafted)]
@@ -116,35 +116,28 @@ def _size_of(request: DraftRequest) -> TreeSize | None:
 
 
 class _Expected(NamedTuple):
-    """A draft from a place in the text on. ids, parents: as in Proposal. tree: the size of a tree that the model was asked for."""
+    """A draft from a place in the text on. tree: the size of a tree that the model was asked for."""
 
     start: int
-    ids: Sequence[int]
-    parents: Sequence[int] | None = None
+    offer: Offer
     is_lookup: bool = False
     tree: TreeSize | None = None
 
     def num_right(self, tokens: Sequence[int]) -> int | None:
         """How many of its tokens in a row the text has; None if it is too short to show that."""
-        parents = range(ROOT, len(self.ids) - 1) if self.parents is None else self.parents
-        children = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, self.ids, strict=True))}
-        inner, node, place = set(parents), ROOT, self.start
-        while node in inner:
-            if place >= len(tokens):
-                return None
-            child = children.get((node, tokens[place]))
-            if child is None:
-                break
-            node, place = child, place + 1
-        return place - self.start
+        written = tokens[self.start : self.start + len(self.offer.ids)]
+        path = [right for _, right in self.offer.walk(written) if right is not None]
+        node = path[-1] if path else ROOT
+        is_open = len(path) == len(written) and node in self.offer.children
+        return None if is_open else len(path)
 
     def record(self, num_right: int, means: _Means) -> None:
         if self.is_lookup:
-            means.lookup.count(len(self.ids), num_right)
+            means.lookup.count(len(self.offer.ids), num_right)
         elif self.tree is not None:
             means.tree.count(self.tree, num_right)
         else:
-            for place in range(min(num_right + 1, len(self.ids))):
+            for place in range(min(num_right + 1, len(self.offer.ids))):
                 means.model.count(place, place < num_right)
 
 
@@ -171,7 +164,7 @@ class _History:
         return request.max_len, expected
 
     def expect(self, draft: _Expected) -> None:
-        if draft.ids:
+        if draft.offer.ids:
             self.expected.append(draft)
 
     def compare(self, tokens: Sequence[int], counted: Sequence[_Means]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from foredraft.drafters._combined import CombinedDrafter, CountedMeans
+from foredraft.drafters._combined import CombinedDrafter, CountedMeans, Offer
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal, grows_trees, trees_of
 from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.errors import DrafterError, ForedraftError
@@ -63,7 +62,7 @@ class MergedDrafter(CombinedDrafter["_History"]):
         history = self._history_of(request, lambda: _History([AcceptedShares(all_.of) for all_ in self._shares]))
         written = request.tokens[history.length :]
         for offer, shares, own in zip(history.offers, self._shares, history.shares, strict=False):
-            offer.compare(written, (shares, own))
+            _compare(offer, written, (shares, own))
         history.length = len(request.tokens)
         return history
 
@@ -85,33 +84,12 @@ def _prior(place: tuple[int, int]) -> float:
     return _PRIORS[min(place[1], len(_PRIORS) - 1)]
 
 
-class Offer(NamedTuple):
-    """What a part drafted. children: for each place in ids, the places of its children, best first; ROOT for the first tokens."""
-
-    ids: Sequence[int]
-    children: Mapping[int, Sequence[int]]
-
-    @classmethod
-    def of(cls, ids: Sequence[int], parents: Sequence[int] | None) -> Offer:
-        """ids, parents: as in Proposal"""
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(range(ROOT, len(ids) - 1) if parents is None else parents):
-            children.setdefault(parent, []).append(node)
-        return cls(ids, children)
-
-    def compare(self, written: Sequence[int], shares: Iterable[AcceptedShares]) -> None:
-        """Count which tokens were correct. written: the tokens that the text has after the pending token"""
-        node = ROOT
-        for depth, token in enumerate(written):
-            following = None
-            for rank, child in enumerate(self.children.get(node, ())):
-                stood = self.ids[child] == token
-                following = child if stood else following
-                for each in shares:
-                    each.count((depth, rank), stood)
-            if following is None:
-                return
-            node = following
+def _compare(offer: Offer, written: Sequence[int], shares: Iterable[AcceptedShares]) -> None:
+    """Count which tokens of an offer were correct. written: the tokens that the text has after the pending token"""
+    for depth, (children, right) in enumerate(offer.walk(written)):
+        for rank, child in enumerate(children):
+            for each in shares:
+                each.count((depth, rank), child == right)
 
 
 @dataclass(slots=True)
