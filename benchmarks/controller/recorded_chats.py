@@ -31,7 +31,7 @@ from benchmarks.common.prompts import chat_ids
 from benchmarks.controller.simulated_chats import Machine
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import HybridDrafter
-from foredraft.drafters._combined import CombinedDrafter
+from foredraft.drafters.combined import CombinedDrafter
 from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.drafters._combined import CountedMeans
+from foredraft.drafters.combined import CountedMeans
 from foredraft.engine.proposal import DraftRequest
 from tests.drafters.test_hybrid import hybrid
 from tests.drafters.test_merged import Fixed, merged
@@ -41,3 +41,15 @@ def test_forget_reaches_the_parts_and_retain_does_not_forget(
     drafter.forget([1, 2])
     assert [part.forgotten for part in parts] == [[1, 2], [1, 2]]
     assert not drafter._histories
+
+
+@pytest.mark.parametrize("combined", [merged, hybrid])
+def test_changed_parts_are_asked_in_place_of_the_old_ones(
+    combined: Callable[..., Any], make_request: Callable[..., DraftRequest]
+) -> None:
+    parts = Fixed([5]), Fixed([5])
+    changed = combined(*parts).with_parts(lambda part: Fixed([7]))
+    assert isinstance(changed, type(combined(*parts)))
+    assert changed.propose([make_request(0, [1, 2], 4)]).draft_ids == [[7]]
+    changed.forget([0])
+    assert [part.forgotten for part in parts] == [[], []]

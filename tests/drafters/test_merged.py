@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import foredraft.drafters.merged as merged_module
 from foredraft.drafters import MergedDrafter, NgramDrafter, NoDrafter, SuffixDrafter
-from foredraft.drafters._combined import Offer
+from foredraft.drafters.combined import Offer
 from foredraft.drafters.merged import AcceptedShares, merge
 from foredraft.engine.contract import check_proposal
 from foredraft.engine.proposal import Drafter, DraftRequest, Features, Proposal

@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import torch
 
-from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Features, Proposal
+from foredraft.drafters import CombinedDrafter
+from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Features, Proposal, grows_trees
 from foredraft.sampling import TokenProbs, joined
 
 
 def with_features_one_off(drafter: Drafter) -> Drafter:
-    """See FeaturesOneOff; a drafter that reads no hidden states stays as it is."""
+    """See FeaturesOneOff; a drafter that reads no hidden states stays as it is, and one that combines others has these broken."""
+    if isinstance(drafter, CombinedDrafter):
+        return drafter.with_parts(with_features_one_off)
     return FeaturesOneOff(drafter) if getattr(drafter, "taps", ()) else drafter
 
 
@@ -26,6 +29,7 @@ class FeaturesOneOff:
     def __init__(self, head: Drafter) -> None:
         self._head = head
         self.taps = tuple(getattr(head, "taps", ()))
+        self.grows_trees = grows_trees(head)
 
     @property
     def bytes_held(self) -> int:

@@ -10,6 +10,7 @@ from foredraft.errors import ForedraftError
 from foredraft.utils.lazy import attributes
 
 if TYPE_CHECKING:
+    from foredraft.drafters.combined import CombinedDrafter
     from foredraft.drafters.context import DrafterContext
     from foredraft.drafters.dflash import DFlashDrafter
     from foredraft.drafters.draft_model import DraftModelDrafter
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __getattr__ = attributes(
     __name__,
     {
+        "combined": ("CombinedDrafter",),
         "context": ("DrafterContext",),
         "dflash": ("DFlashDrafter",),
         "draft_model": ("DraftModelDrafter",),
@@ -102,6 +104,7 @@ def build(name: str, context: DrafterContext) -> Drafter:
 __all__ = [
     "REGISTRY",
     "SELF_DRAFTS",
+    "CombinedDrafter",
     "CountedRefits",
     "DFlashDrafter",
     "DraftModelDrafter",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from foredraft.drafters._combined import CombinedDrafter, CountedMeans, Offer
+from foredraft.drafters.combined import CombinedDrafter, CountedMeans, Offer
 from foredraft.engine.proposal import Drafter, DraftRequest, PendingProposal, Proposal, begin, grows_trees
 from foredraft.engine.token_tree import ROOT
 from foredraft.errors import ForedraftError
@@ -44,6 +44,11 @@ class HybridDrafter(CombinedDrafter["_History"]):
             CountedMeans(lambda _: _PRIOR_RATE),
             CountedMeans(lambda size: _num_right_at_first(size[0])),
         )
+
+    def with_parts(self, change: Callable[[Drafter], Drafter]) -> HybridDrafter:
+        """See CombinedDrafter."""
+        lookup, model = ((name, change(part)) for name, part in self._parts.items())
+        return HybridDrafter(lookup, model)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         """-> the lookup's certain tokens or the model's draft for each request. All requests are learned from before any is drafted for, so

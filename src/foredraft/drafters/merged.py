@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foredraft.drafters._combined import CombinedDrafter, CountedMeans, Offer
+from foredraft.drafters.combined import CombinedDrafter, CountedMeans, Offer
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal, grows_trees, trees_of
 from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.errors import DrafterError, ForedraftError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from foredraft.engine.proposal import (
     Drafter,
@@ -46,6 +46,10 @@ class CombinedDrafter(Generic[History]):
         self.reads_encoder = any(reads_encoder(part) for part in parts.values())
         self.prefix_stats = PrefixStats()  # the parts count their own
         self._histories: dict[int, History] = {}
+
+    def with_parts(self, change: Callable[[Drafter], Drafter]) -> Self:
+        """A new drafter that combines what `change` makes of each part. It has no state yet."""
+        return type(self)({name: change(part) for name, part in self._parts.items()})
 
     @property
     def bytes_held(self) -> int:
