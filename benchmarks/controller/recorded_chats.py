@@ -28,14 +28,14 @@ from typing import Any
 import torch
 
 from benchmarks.common.prompts import chat_ids
-from benchmarks.controller.simulated_chats import Machine
+from benchmarks.controller.machine import Machine
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import HybridDrafter
 from foredraft.drafters.combined import CombinedDrafter
 from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step
-from foredraft.policy import Controller, FixedPolicy, Policy
+from foredraft.policy import Controller, FixedPolicy, Hybrid, Policy
 from foredraft.utils.prefix import common_prefix
 from tests.laws import sampler_for
 from tests.policy.simulator import no_time
@@ -198,10 +198,8 @@ class System:
 
     @classmethod
     def auto(cls, *names: str) -> System:
-        replaced, asked_first = ({MODEL: BOTH}, {LOOKUP: BOTH}) if BOTH in names else ({}, {})
-        return cls(
-            lambda: Controller(names, max_draft=LONGEST, replaced=replaced, asked_first=asked_first, clock=no_time)
-        )
+        hybrid = Hybrid(BOTH, LOOKUP, MODEL) if BOTH in names else None
+        return cls(lambda: Controller(names, max_draft=LONGEST, hybrid=hybrid, clock=no_time))
 
     @classmethod
     def fixed(cls, drafter: str, max_draft: int) -> System:

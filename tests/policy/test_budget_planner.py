@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import pytest
+from collections.abc import Mapping
 
 from foredraft.engine.sequence import TokenSequence
-from foredraft.policy import NO_DRAFTING, CostModel, DraftBudget
+from foredraft.policy import NO_DRAFTING, CostModel, DraftBudget, Hybrid
 from foredraft.policy.acceptance import AcceptanceEstimator
 from foredraft.policy.base import Cooldowns
 from foredraft.policy.budget_planner import BudgetPlanner
@@ -18,14 +16,12 @@ LONGEST = 4
 
 
 class Planner(BudgetPlanner):
-    """A planner whose parts a test can access. A pass costs 10 ms, a draft nothing, unless its drafter is in draft_ms. merged: the parts
-    of "merged"."""
+    """A planner whose parts a test can access. A pass costs 10 ms, a draft nothing, unless its drafter is in draft_ms."""
 
     def __init__(
         self,
         *drafters: str,
-        merged: Sequence[str] = (),
-        replaced: Mapping[str, str] | None = None,
+        hybrid: Hybrid | None = None,
         draft_ms: Mapping[str, float] | None = None,
     ) -> None:
         self.cooldowns = Cooldowns()
@@ -38,11 +34,8 @@ class Planner(BudgetPlanner):
                 for depth in (1, LONGEST):
                     for is_sampled in (False, True):
                         costs.record_draft(name, 1, depth, 0, milliseconds / 1000, sampled=is_sampled)
-        parts = {"merged": merged} if merged else {}
         states = SequenceStates(drafters)
-        super().__init__(
-            self.acceptance, {}, costs, states, self.cooldowns, LONGEST, merged=parts, replaced=replaced or {}
-        )
+        super().__init__(self.acceptance, {}, costs, states, self.cooldowns, LONGEST, hybrid=hybrid)
 
     def budget(self, sequence: TokenSequence, step: int = 1) -> DraftBudget:
         (budget,) = self.budgets([sequence], step, sampled=False)
@@ -93,40 +86,9 @@ def test_among_equals_each_gets_the_budget_of_a_batch_like_itself() -> None:
     assert planner.budget_among_equals(text(9), 3, 1, sampled=False) is budgets[0], "from the same plan"
 
 
-def planner_with(part: str, part_ms: float) -> Planner:
-    """A merged drafter of 1 ms and one of its parts, which are accepted equally often, so the faster one would be used."""
-    return Planner(part, "merged", merged=[part], draft_ms={part: part_ms, "merged": 1.0})
-
-
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seeded"])
-def test_the_main_part_of_a_merged_drafter_is_not_used_by_itself(params: dict[str, float]) -> None:
-    assert planner_with("eagle", 0.95).budget(text(params=params)).drafter == "merged"
-
-
-def test_a_part_that_is_much_faster_than_the_merged_drafter_may_be_used() -> None:
-    assert planner_with("suffix", 0.05).budget(text()).drafter == "suffix"
-
-
-def test_drafts_that_are_drawn_are_left_to_the_parts() -> None:
-    """A merged draft is never drawn."""
-    assert planner_with("eagle", 0.95).budget(text(params={"temperature": 0.8})).drafter == "eagle"
-
-
-def test_while_the_merged_drafter_cools_down_its_parts_are_used() -> None:
-    planner = planner_with("eagle", 0.95)
-    planner.cooldowns.start(["merged"], "failed", 5)
-    assert planner.budget(text()).drafter == "eagle"
-
-
-def test_a_part_of_unknown_cost_is_tried() -> None:
-    planner = Planner("eagle", "merged", merged=["eagle"], draft_ms={"merged": 1.0})
-    assert planner.budget(text()).drafter == "eagle"
-
-
-def test_a_substitute_is_used_in_place_of_a_drafter() -> None:
-    planner = Planner(
-        "eagle", "suffix", "hybrid", replaced={"eagle": "hybrid"}, draft_ms={"suffix": 0.1, "hybrid": 0.1}
-    )
+def test_a_hybrid_is_used_in_place_of_its_model() -> None:
+    hybrid = Hybrid("hybrid", "suffix", "eagle")
+    planner = Planner("eagle", "suffix", "hybrid", hybrid=hybrid, draft_ms={"suffix": 0.1, "hybrid": 0.1})
     assert not planner.may_use("eagle")
     assert planner.may_use("suffix")
     for params in ({"temperature": 0.0}, {"temperature": 0.8}):

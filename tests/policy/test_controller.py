@@ -17,7 +17,7 @@ from foredraft.engine.proposal import Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step
 from foredraft.engine.token_tree import ROOT, TreeShape
-from foredraft.policy import Controller, CostModel, FixedPolicy
+from foredraft.policy import Controller, CostModel, FixedPolicy, Hybrid
 from foredraft.policy.acceptance import NEW, AcceptanceHistory
 from tests.laws import sampler_for
 from tests.policy.simulator import GREEDY, FakeDrafter, Round, Simulator, draft_share, no_time, text, tokens_per_second
@@ -104,9 +104,9 @@ def test_trees_never_make_it_slower(stands: float, per_token: float, siblings: t
     assert rates[1] >= 0.985 * rates[0]
 
 
-def test_a_replaced_drafter_is_used_only_while_its_substitute_cools_down() -> None:
+def test_the_model_of_a_hybrid_is_used_only_while_the_hybrid_cools_down() -> None:
     drafters = {"a": drafter(0.9), "b": drafter(0.9, 0.002)}
-    controller = Controller([*drafters], max_draft=LONGEST, replaced={"a": "b"}, clock=no_time)
+    controller = Controller([*drafters], max_draft=LONGEST, hybrid=Hybrid("b", "lookup", "a"), clock=no_time)
     simulator = Simulator(controller, drafters, pass_seconds)
     simulator.add(text())
     assert {budget.drafter for one in simulator.run(600) for budget in one.budgets.values()} <= {"", "b"}

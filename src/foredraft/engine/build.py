@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foredraft.drafters import (
@@ -23,7 +23,7 @@ from foredraft.engine.scheduler import Limits
 from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError, shown
 from foredraft.model import LanguageModel
-from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
+from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Hybrid, Policy
 from foredraft.remote import DraftServerAccess
 from foredraft.sampling import AUTO
 from foredraft.utils.arguments import check_numbers, check_thresholds
@@ -113,9 +113,10 @@ class EngineBuilder:
         no such pair, or the shape of trees is fixed, it merges the trees of all drafters that grow them; it comes first if the shape is
         fixed."""
         settings = self.settings
-        lookup, model = _first_of(drafters, LOOKUPS), _model_method(drafters)
-        if self.speculative_tokens == AUTO and settings.shape is None and lookup is not None and model is not None:
-            return {**drafters, HYBRID: HybridDrafter((lookup, drafters[lookup]), (model, drafters[model]))}
+        hybrid = _hybrid_of(drafters)
+        if self.speculative_tokens == AUTO and settings.shape is None and hybrid is not None:
+            lookup, model = ((part, drafters[part]) for part in (hybrid.lookup, hybrid.model))
+            return {**drafters, hybrid.name: HybridDrafter(lookup, model)}
         if settings.shape is None and not settings.auto_trees:
             return drafters
         growing = {name: drafter for name, drafter in drafters.items() if grows_trees(drafter)}
@@ -143,9 +144,7 @@ class EngineBuilder:
             max_draft=settings.max_speculative_tokens,
             shape=settings.shape if names[0] in growing else None,
             tree_drafters=growing if settings.auto_trees else (),
-            merged={MERGED: [name for name in growing if name != MERGED]} if MERGED in names else {},
-            replaced=_hybrid_instead_of(_model_method(names), names),
-            asked_first=_hybrid_instead_of(_first_of(names, LOOKUPS), names),
+            hybrid=_hybrid_of(names) if HYBRID in names else None,
             costs=store.load() if store else None,
             store=store if saves_costs else None,
         )
@@ -190,15 +189,9 @@ class EngineBuilder:
         )
 
 
-def _first_of(names: Iterable[str], wanted: Collection[str]) -> str | None:
-    return next((name for name in names if name in wanted), None)
-
-
-def _model_method(names: Iterable[str]) -> str | None:
-    """The first method that drafts with a model or a head."""
-    return _first_of(names, {*DRAFT_METHODS, *OWN_DRAFTS})
-
-
-def _hybrid_instead_of(part: str | None, names: Sequence[str]) -> dict[str, str]:
-    """By part of a hybrid, the hybrid; empty without one."""
-    return {part: HYBRID} if HYBRID in names and part is not None else {}
+def _hybrid_of(names: Iterable[str]) -> Hybrid | None:
+    """The first lookup and the first method that drafts with a model or a head; None if there are not both."""
+    names = list(names)
+    lookup = next((name for name in names if name in LOOKUPS), None)
+    model = next((name for name in names if name in DRAFT_METHODS or name in OWN_DRAFTS), None)
+    return None if lookup is None or model is None else Hybrid(HYBRID, lookup, model)

@@ -1,6 +1,6 @@
 """Policies: decide which drafter to use for each sequence in a step, and how many tokens to draft."""
 
-from foredraft.policy.base import FAILED, MEMORY_SHORT, NO_DRAFTING, DraftBudget, FixedPolicy, Policy
+from foredraft.policy.base import FAILED, MEMORY_SHORT, NO_DRAFTING, DraftBudget, FixedPolicy, Hybrid, Policy
 from foredraft.policy.controller import Controller
 from foredraft.policy.cost_file import CostFile
 from foredraft.policy.cost_model import CostModel
@@ -17,6 +17,7 @@ __all__ = [
     "DraftBudget",
     "FixedPolicy",
     "Guard",
+    "Hybrid",
     "Policy",
     "SafePolicy",
 ]

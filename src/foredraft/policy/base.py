@@ -26,6 +26,15 @@ class DraftBudget(NamedTuple):
 NO_DRAFTING = DraftBudget("", 0)
 
 
+class Hybrid(NamedTuple):
+    """The names of a drafter that asks a lookup first and a model elsewhere, and of these two. The model alone is not chosen while the
+    hybrid can be used, nor the lookup alone unless it promises clearly more."""
+
+    name: str
+    lookup: str
+    model: str
+
+
 class Policy(Protocol):
     """Decides before anything is drafted, and never depending on the values of draft tokens, which would bias the text."""
 

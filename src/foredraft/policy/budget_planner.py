@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.acceptance import AcceptanceEstimator
-from foredraft.policy.base import NO_DRAFTING, Cooldowns, DraftBudget
+from foredraft.policy.base import NO_DRAFTING, Cooldowns, DraftBudget, Hybrid
 from foredraft.policy.cost_model import MIN_MISSED, CostModel
 from foredraft.policy.plan import Candidate, best_plan
 from foredraft.policy.sequence_state import SequenceStates
@@ -23,21 +22,14 @@ so far, within bounds."""
 _MAX_REMEMBERED = 4096
 """The most cached plans times sequences per plan: a plan takes about a quarter of a kilobyte for each sequence."""
 
-_MAIN_PART = 0.8
-"""A part that takes at least this share of a merged drafter's time is not planned with by itself. The merged drafter finds what its parts
-find; where such a part seems to find more, that is chance, and to follow it costs what the other parts would have found."""
-_TYPICAL_DEPTH = 3
-
-_Key = tuple[int, bool, bool, tuple[tuple[int, int], ...]]
-"""Everything that a plan depends on in one sequence: the most it may draft, whether that is fixed, whether its drafts are drawn, and for
-each drafter the acceptance bucket and the magnitude of the number of tokens that it would have to read first."""
+_Key = tuple[int, bool, tuple[tuple[int, int], ...]]
+"""Everything that a plan depends on in one sequence: the most it may draft, whether that is fixed, and for each drafter the acceptance bucket and the magnitude of the number of tokens that it would have to read first."""
 
 
 class BudgetPlanner:
     """Plans budgets. acceptance: by drafter; the first one serves requests with a number of draft tokens of their own. trees: by
     drafter, for those that may grow trees. max_draft: the most draft tokens of a step. shape: of drafts with a fixed number of
-    tokens. merged: by merged drafter, its parts. replaced: by drafter, the one that is used in its place. asked_first: by lookup,
-    the hybrid that asks it first."""
+    tokens. hybrid: if one of the drafters is one."""
 
     def __init__(
         self,
@@ -48,9 +40,7 @@ class BudgetPlanner:
         cooldowns: Cooldowns,
         max_draft: int,
         shape: TreeShape | None = None,
-        merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        replaced: Mapping[str, str] = MappingProxyType({}),
-        asked_first: Mapping[str, str] = MappingProxyType({}),
+        hybrid: Hybrid | None = None,
     ) -> None:
         self._acceptance = acceptance
         self._trees = trees
@@ -59,17 +49,15 @@ class BudgetPlanner:
         self._cooldowns = cooldowns
         self._max_draft = max_draft
         self._shape = shape
-        self._merged = merged
-        self._replaced = replaced
-        self._asked_first = asked_first
+        self._hybrid = hybrid
         self._first = next(iter(acceptance))
         self._plans: dict[tuple[bool, tuple[_Key, ...]], tuple[int, int, list[DraftBudget]]] = {}
         self._num_drafts = 0
 
     def may_use(self, drafter: str) -> bool:
         """Whether a plan or a probe may use this drafter now."""
-        substitute = self._replaced.get(drafter)
-        return drafter not in self._cooldowns and (substitute is None or substitute in self._cooldowns)
+        hybrid = self._usable_hybrid()
+        return drafter not in self._cooldowns and (hybrid is None or drafter != hybrid.model)
 
     def add_draft(self) -> None:
         """Count a verified draft."""
@@ -103,8 +91,7 @@ class BudgetPlanner:
             return plan[2]
         if len(self._plans) * len(keys) > _MAX_REMEMBERED:
             self._plans.clear()
-        main_parts = self._main_parts()
-        candidates = {each: self._candidate(each, main_parts) for each in dict.fromkeys(keys)}
+        candidates = {each: self._candidate(each) for each in dict.fromkeys(keys)}
         best = best_plan([candidates[each] for each in keys], self._costs, sampled=sampled)
         budgets = [NO_DRAFTING] * len(keys) if best is None else best.budgets
         num_new = min(max(int(_NEW_DRAFT_SHARE * self._num_drafts), _MIN_NEW_DRAFTS), _MAX_NEW_DRAFTS)
@@ -117,36 +104,24 @@ class BudgetPlanner:
         is_fixed = sequence.speculative_tokens is not None
         most = self.fixed_budget(sequence).max_draft if is_fixed else max(sequence.room - 1, 0)
         buckets = tuple([(history.bucket(step), _magnitude(length - history.num_read)) for history in histories])
-        return min(self._max_draft, most), is_fixed, sequence.sampler.draws, buckets
+        return min(self._max_draft, most), is_fixed, buckets
 
-    def _candidate(self, key: _Key, main_parts: frozenset[str]) -> Candidate:
-        max_draft, is_fixed, draws, buckets = key
+    def _candidate(self, key: _Key) -> Candidate:
+        max_draft, is_fixed, buckets = key
         forecasts, trees, start_times = {}, {}, {}
-        # merged drafts are never drawn
-        left_out = frozenset[str]() if draws or is_fixed else main_parts
         for (name, acceptance), (bucket, magnitude) in zip(self._acceptance.items(), buckets, strict=True):
-            if self.may_use(name) and name not in left_out:
+            if self.may_use(name):
                 forecasts[name] = acceptance.forecast(bucket)
                 if name in self._trees:
                     trees[name] = self._trees[name].forecasts(bucket)
                 start_times[name] = self._costs.reading_time(name, _num_tokens(magnitude)) / _NUM_STEPS_OF_USE
         if is_fixed:
             return Candidate(0, forecasts, fixed=DraftBudget(self._first, max_draft) if max_draft else NO_DRAFTING)
-        asked_first = frozenset(lookup for lookup, hybrid in self._asked_first.items() if hybrid in forecasts)
-        return Candidate(max_draft, forecasts, start_times, trees=trees, asked_first=asked_first)
+        hybrid = self._usable_hybrid()
+        return Candidate(max_draft, forecasts, start_times, trees=trees, asked_first=hybrid and hybrid.lookup)
 
-    def _main_parts(self) -> frozenset[str]:
-        """The parts that take most of the time of a merged drafter."""
-        return frozenset(
-            part
-            for name, parts in self._merged.items()
-            if name not in self._cooldowns
-            for part in parts
-            if self._draft_time(part) >= _MAIN_PART * self._draft_time(name)
-        )
-
-    def _draft_time(self, drafter: str) -> float:
-        return self._costs.draft_time(drafter, 1, _TYPICAL_DEPTH, sampled=False)
+    def _usable_hybrid(self) -> Hybrid | None:
+        return self._hybrid if self._hybrid is not None and self._hybrid.name not in self._cooldowns else None
 
 
 def _magnitude(num_tokens: int) -> int:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from types import MappingProxyType
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step, num_counted
 from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.acceptance import AcceptanceEstimator, AcceptanceHistory
-from foredraft.policy.base import DOES_NOT_PAY, NO_DRAFTING, Cooldowns, DraftBudget
+from foredraft.policy.base import DOES_NOT_PAY, NO_DRAFTING, Cooldowns, DraftBudget, Hybrid
 from foredraft.policy.budget_planner import BudgetPlanner
 from foredraft.policy.cost_model import CostModel
 from foredraft.policy.cost_recorder import CostRecorder, CostStore, is_sampled
@@ -29,8 +28,7 @@ class Controller:
 
     drafters: names; the first one serves requests with a number of draft tokens of their own. max_draft: the most draft tokens that
     it chooses for a step. shape: of the drafts of such requests. tree_drafters: the drafters that may draft trees where that is
-    faster. merged: by drafter that merges the drafts of others, those others. replaced: by drafter, the one that it chooses in its place.
-    asked_first: by lookup, the hybrid that asks it first.
+    faster. hybrid: if one of the drafters is one.
     costs: as measured by an earlier process. store: where to save them. clock: in seconds; it times planning.
 
     Nothing that it reads depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of drafters that do
@@ -44,9 +42,7 @@ class Controller:
         max_draft: int = 8,
         shape: TreeShape | None = None,
         tree_drafters: Sequence[str] = (),
-        merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        replaced: Mapping[str, str] = MappingProxyType({}),
-        asked_first: Mapping[str, str] = MappingProxyType({}),
+        hybrid: Hybrid | None = None,
         costs: CostModel | None = None,
         store: CostStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -66,9 +62,7 @@ class Controller:
             self._cooldowns,
             max_draft,
             shape,
-            merged,
-            replaced,
-            asked_first,
+            hybrid,
         )
         self._schedule = PlanSchedule()
         self._recorder = CostRecorder(self.costs, self._states, store)

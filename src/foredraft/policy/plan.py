@@ -7,7 +7,7 @@ with that many rows. It is the goodput of TurboSpec (arXiv:2406.14066), but a dr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -17,10 +17,10 @@ from foredraft.policy.tree_acceptance import TreeForecasts
 
 _MIN_GAIN = 1.03
 """The expected rate with drafts must be this many times that of plain decoding. Measurements cannot resolve smaller gains."""
-_MIN_TREE_GAIN = 1.02
-"""The same for trees compared with chains."""
-_MIN_LOOKUP_GAIN = 1.05
-"""The same for a lookup alone compared with a hybrid that asks it first. While the lookup is used, nothing is learned about the hybrid."""
+_TREE_MARGIN = 1.02
+"""A tree is preferred to chains if it promises this many times their rate."""
+_LOOKUP_MARGIN = 1.05
+"""The same for a lookup alone, where there is a hybrid that asks it first. While the lookup is used, nothing is learned about the hybrid."""
 
 
 class TimeModel(Protocol):
@@ -39,15 +39,15 @@ class TimeModel(Protocol):
 class Candidate:
     """The options for one sequence. max_draft: the most draft tokens that could be emitted. forecasts, trees: by drafter; trees only
     for those that grow them. start_times: by drafter, the time to read the tokens it has missed, spread over the steps for which it is
-    expected to be used. fixed: the budget of a sequence that has one of its own. asked_first: the lookups that another of these
-    drafters asks first."""
+    expected to be used. fixed: the budget of a sequence that has one of its own. asked_first: the lookup that another of these
+    drafters asks first, if there is one."""
 
     max_draft: int
     forecasts: Mapping[str, Forecast]
     start_times: Mapping[str, float] = field(default_factory=dict)
     fixed: DraftBudget | None = None
     trees: Mapping[str, TreeForecasts] = field(default_factory=dict)
-    asked_first: frozenset[str] = frozenset()
+    asked_first: str | None = None
 
     def expected(self, draft: Draft) -> tuple[float, float]:
         """-> the expected numbers of emitted tokens and of verified draft tokens"""
@@ -56,6 +56,12 @@ class Candidate:
             return tree.num_tokens, tree.num_rows
         forecast = self.forecasts[draft.drafter]
         return forecast.num_tokens[draft.num_nodes], forecast.num_rows[draft.num_nodes]
+
+    def margin(self, draft: Draft) -> float:
+        """How many times the rate of other drafts this one must promise to be preferred."""
+        if draft.is_tree:
+            return _TREE_MARGIN
+        return _LOOKUP_MARGIN if draft.drafter == self.asked_first else 1.0
 
     def budget(self, draft: Draft) -> DraftBudget:
         if self.fixed is not None:
@@ -119,13 +125,7 @@ def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: boo
     plain = batch.outlook(batch.uniform(NO_DRAFT))
     if plain is None:
         return None
-    drafts = batch.common_drafts()
-    lookups = frozenset[str]().union(*(candidate.asked_first for candidate in candidates))
-    chains = [draft for draft in drafts if not draft.is_tree]
-    best = batch.best(plain, (draft for draft in chains if draft.drafter not in lookups))
-    min_gain = 1.0 if best is plain else _MIN_LOOKUP_GAIN
-    best = batch.best(best, (draft for draft in chains if draft.drafter in lookups), min_gain)
-    best = batch.best(best, (draft for draft in drafts if draft.is_tree), _MIN_TREE_GAIN)
+    best = max(plain, batch.best_common() or plain, key=lambda outlook: outlook.rate)
     if len(candidates) > 1:
         refined = batch.outlook(batch.individual(best))
         if refined is not None and refined.rate > best.rate:
@@ -169,13 +169,14 @@ class _Batch:
         places = {id(candidate): place for place, (candidate, _) in enumerate(self._distinct)}
         return [candidate.budget(drafts[places[id(candidate)]]) for candidate in candidates]
 
-    def best(self, known: _Outlook, drafts: Iterable[Draft], min_gain: float = 1.0) -> _Outlook:
-        """The best outlook of one of these drafts for all, if its rate exceeds min_gain times the known one; else the known one."""
-        best, least = known, min_gain * known.rate
-        for draft in drafts:
+    def best_common(self) -> _Outlook | None:
+        """The outlook of the best draft that is the same for all; None if there is none."""
+        best, best_value = None, 0.0
+        for draft in self.common_drafts():
             outlook = self.outlook(self.uniform(draft))
-            if outlook is not None and outlook.rate > least:
-                best, least = outlook, outlook.rate
+            value = 0.0 if outlook is None else outlook.rate / max(each.margin(draft) for each, _ in self._distinct)
+            if value > best_value:
+                best, best_value = outlook, value
         return best
 
     def uniform(self, draft: Draft) -> list[Draft]:
@@ -238,7 +239,7 @@ class _Batch:
             num_tokens, num_rows = candidate.expected(draft)
             seconds = row_time * num_rows + draft_times[draft.drafter, draft.depth, draft.is_tree]
             value = num_tokens - rate * (seconds + candidate.start_times.get(draft.drafter, 0.0))
-            value -= (_MIN_TREE_GAIN - 1.0) * num_tokens * draft.is_tree
+            value -= (candidate.margin(draft) - 1.0) * num_tokens
             if value > best_value:
                 best, best_value = draft, value
         return best
