@@ -7,7 +7,8 @@
 
 Models: "embedded" is the embedded target, widened to 0.4 billion parameters without changing its output, with the embedded
 draft model, on code prompts; "smollm2" is SmolLM2-135M-Instruct (`make models`) and "smollm2-wide" the same widened to
-1.8 billion, both on MT-bench's first turns in the chat template, without a draft model. All programs get token ids,
+1.8 billion, both on MT-bench's first turns in the chat template, without a draft model. foredraft also runs the head that
+it ships for SmolLM2, which no other program here can read. All programs get token ids,
 decode greedily unless --temperature is given, and ignore the end of sequence, so that all write the same number of tokens.
 
 A system is a program at a precision. It runs in its own process, keeps its models loaded, and idles while others run.
@@ -40,7 +41,7 @@ from benchmarks.drafters.embedded_pair_speed import interval, machine
 from benchmarks.peers import leads
 from benchmarks.peers.contest import Contender, Field, Plan, available_gib
 from benchmarks.peers.model_sets import MODEL_SETS, ModelSet, cache_gib, context_for
-from benchmarks.peers.systems import NAMES, PEERS, PLAIN, Peer, chosen, precisions_of, reference_of
+from benchmarks.peers.systems import HEAD, NAMES, PEERS, PLAIN, Peer, chosen, precisions_of, reference_of
 from benchmarks.peers.workers.setup import NAMES as ENVIRONMENT_NAMES
 from benchmarks.peers.workers.setup import build_checkpoints, set_up
 from foredraft.bench.figures import repeated_share
@@ -162,7 +163,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     model_set = MODEL_SETS[args.models]
-    build_checkpoints(model_set.name, model_set.folder, model_set.names)
+    build_checkpoints(model_set.name, model_set.folder)
     tokenizer = AutoTokenizer.from_pretrained(model_set.folder / "target")
     ids = model_set.prompts(tokenizer, (args.prompts + _SWEEP_REQUESTS) * args.batch)
     requests = [ids[i : i + args.batch] for i in range(0, len(ids), args.batch)]
@@ -213,7 +214,7 @@ def run(plan: Plan, model_set: ModelSet, peers: Sequence[Peer], modes: Sequence[
 
 
 def set_up_all(environments: Sequence[str], model_set: ModelSet, peers: Sequence[Peer]) -> None:
-    build_checkpoints(model_set.name, model_set.folder, model_set.names)
+    build_checkpoints(model_set.name, model_set.folder)
     for name in environments:
         set_up(name, model_set.folder, model_set.names, precisions_of(name, peers))
 
@@ -250,7 +251,9 @@ def main() -> None:
         set_up_all(args.setup, model_set, peers)
         return
     start = time.monotonic()
-    modes = [PLAIN, *(mode for mode in args.modes if mode != "draft_model" or model_set.has_draft)]
+    absent = {"draft_model"} if not model_set.has_draft else set()
+    absent |= {HEAD} if not model_set.has_head else set()
+    modes = [PLAIN, *(mode for mode in args.modes if mode not in absent)]
     report = run(make_plan(args), model_set, peers, modes)
     report["minutes"] = (time.monotonic() - start) / 60
     save(report, markdown(report), args.out, "peers", "" if args.models == "embedded" else args.models, args.suffix)

@@ -17,13 +17,15 @@ _CONTEXT_STEP = 512
 
 @dataclass(frozen=True)
 class ModelSet:
-    """names: the checkpoints in `folder`. prompts: (the target's tokenizer, a count) -> token ids of that many prompts."""
+    """names: the checkpoints in `folder` that all programs read. has_head: whether it also has an EAGLE-3 head, in foredraft's format.
+    prompts: (the target's tokenizer, a count) -> token ids of that many prompts."""
 
     name: str
     title: str
     folder: Path
     names: tuple[str, ...]
     prompts: Callable[[Any, int], Ids]
+    has_head: bool = False
 
     @property
     def has_draft(self) -> bool:
@@ -44,13 +46,21 @@ MODEL_SETS = {
     model_set.name: model_set
     for model_set in (
         ModelSet("embedded", "Code prompts, a 0.4 B target", MODELS, ("target", "draft"), _code),
-        ModelSet("smollm2", "MT-bench chats, SmolLM2-135M-Instruct", MODELS / "smollm2", ("target",), chat_ids),
+        ModelSet(
+            "smollm2",
+            "MT-bench chats, SmolLM2-135M-Instruct",
+            MODELS / "smollm2",
+            ("target",),
+            chat_ids,
+            has_head=True,
+        ),
         ModelSet(
             "smollm2-wide",
             "MT-bench chats, SmolLM2-135M-Instruct widened to 1.8 B",
             MODELS / "smollm2-wide",
             ("target",),
             chat_ids,
+            has_head=True,
         ),
     )
 }

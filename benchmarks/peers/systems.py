@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PLAIN, AUTO = "plain", "auto"
-WITHOUT_GAMMA = (PLAIN, AUTO)
+PLAIN, AUTO, HEAD = "plain", "auto", "eagle+suffix"
+WITHOUT_GAMMA = (PLAIN, AUTO, HEAD)
 """Modes in which γ is not chosen beforehand: there is none, or the program chooses it at every step."""
 
 
@@ -23,15 +23,15 @@ class Peer:
     separate: bool = False
 
 
-_LOOKUPS = (PLAIN, AUTO, "draft_model", "ngram", "suffix")
+_METHODS = (PLAIN, AUTO, "draft_model", "ngram", "suffix", HEAD)
 
 PEERS = (
-    Peer("foredraft-bf16", "foredraft_worker", "bf16", 16, (*_LOOKUPS, "self-int8", "self-int4")),
-    Peer("foredraft-int8", "foredraft_worker", "int8", 8, _LOOKUPS),
-    Peer("foredraft-int4", "foredraft_worker", "int4", 4, _LOOKUPS),
-    Peer("foredraft-q4_0", "foredraft_worker", "q4_0", 4, _LOOKUPS),
-    Peer("foredraft-q4_1", "foredraft_worker", "q4_1", 4, _LOOKUPS),
-    Peer("foredraft-q4_k_m", "foredraft_worker", "q4_k_m", 4, _LOOKUPS),
+    Peer("foredraft-bf16", "foredraft_worker", "bf16", 16, (*_METHODS, "self-int8", "self-int4")),
+    Peer("foredraft-int8", "foredraft_worker", "int8", 8, _METHODS),
+    Peer("foredraft-int4", "foredraft_worker", "int4", 4, _METHODS),
+    Peer("foredraft-q4_0", "foredraft_worker", "q4_0", 4, _METHODS),
+    Peer("foredraft-q4_1", "foredraft_worker", "q4_1", 4, _METHODS),
+    Peer("foredraft-q4_k_m", "foredraft_worker", "q4_k_m", 4, _METHODS),
     Peer("transformers-bf16", "transformers_worker", "bf16", 16),
     Peer("vllm-bf16", "vllm_worker", "bf16", 16, environment="vllm", separate=True),
     Peer("openvino-fp16", "openvino_worker", "fp16", 16, environment="openvino"),

@@ -1,11 +1,11 @@
 """The checkpoints from which all programs get their models, in bfloat16 and Hugging Face format. Needs torch.
 
-    python -m benchmarks.peers.workers.checkpoint NAME FOLDER     writes FOLDER/target, and FOLDER/draft if there is one
+    python -m benchmarks.peers.workers.checkpoint NAME FOLDER     writes FOLDER/target, and FOLDER/draft or FOLDER/head if there is one
 
 * embedded: the embedded target widened until it costs what 0.4 billion parameters cost, and the embedded draft.
 * smollm2: SmolLM2-135M-Instruct, dequantised from the file that `make models` fetches (four bits, so it differs a little
-  from the published model).
-* smollm2-wide: the same, widened to about 1.8 billion parameters.
+  from the published model), and the head that is shipped for it.
+* smollm2-wide: the same, both widened, to about 1.8 billion parameters.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,14 +32,15 @@ _SPECK = 1e-6
 
 
 def build(name: str, folder: Path) -> None:
-    """Build a checkpoint. It is complete or absent. Raises ValueError if the real model that it is made from was not fetched."""
+    """Build what is not there yet. Each checkpoint is complete or absent. Raises ValueError if the real model that it is made from was
+    not fetched."""
     folder.mkdir(parents=True, exist_ok=True)
-    new = folder / "target.new"
-    shutil.rmtree(new, ignore_errors=True)
-    _BUILDERS[name](new)
-    if name == "embedded":
-        shutil.copytree(_EMBEDDED / "draft", folder / "draft", dirs_exist_ok=True)
-    new.rename(folder / "target")
+    for part, make in _BUILDERS[name].items():
+        if not (folder / part).exists():
+            new = folder / f"{part}.new"
+            shutil.rmtree(new, ignore_errors=True)
+            make(new)
+            new.rename(folder / part)
 
 
 def _embedded(folder: Path) -> None:
@@ -60,11 +62,23 @@ def _smollm2_wide(folder: Path) -> None:
         _widen(Path(small), folder, _SMOLLM2_SIZE)
 
 
-_BUILDERS: dict[str, Callable[[Path], None]] = {
-    "embedded": _embedded,
-    "smollm2": _smollm2,
-    "smollm2-wide": _smollm2_wide,
+def _shipped(name: str) -> Callable[[Path], object]:
+    return partial(shutil.copytree, _EMBEDDED / name)
+
+
+def _smollm2_wide_head(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as small:
+        _smollm2(Path(small))
+        heads = _EMBEDDED / "smollm2-head", small, folder.parent / "target", folder
+        subprocess.run([sys.executable, "-m", "benchmarks.common.wide_heads", *heads], check=True)
+
+
+_BUILDERS: dict[str, dict[str, Callable[[Path], object]]] = {
+    "embedded": {"target": _embedded, "draft": _shipped("draft")},
+    "smollm2": {"target": _smollm2, "head": _shipped("smollm2-head")},
+    "smollm2-wide": {"target": _smollm2_wide, "head": _smollm2_wide_head},
 }
+"""By model set: the folders, in this order, and what writes each."""
 
 
 def _widen(small: Path, big: Path, size: tuple[str, ...]) -> None:

@@ -1,5 +1,6 @@
 """foredraft: one engine for plain decoding (γ = 0) and the model-free drafters, one more for each method with a model, and
-one for "auto", which uses foredraft's default drafter and number of draft tokens and learns while it is measured.
+one for "auto", which uses foredraft's default drafter and number of draft tokens and learns while it is measured. A head and `suffix`
+together ("eagle+suffix") choose the number of draft tokens in the same way.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 import foredraft
+from benchmarks.peers.systems import AUTO, HEAD
 from benchmarks.peers.workers.protocol import Count, Counts, Ids, Job, Run, Settings, serve
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import NgramDrafter, SuffixDrafter
@@ -47,7 +49,7 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
             lookups.chosen = job.mode
         elif job.mode != "plain":
             if job.mode not in others:
-                others[job.mode] = shared.with_drafter("suffix") if job.mode == "auto" else _engine(settings, job.mode)
+                others[job.mode] = shared.with_drafter("suffix") if job.mode == AUTO else _engine(settings, job.mode)
             return lambda job: _write(others[job.mode], job)
         return lambda job: _write(shared, job)
 
@@ -61,7 +63,11 @@ def _model(settings: Settings, name: str) -> str:
 
 
 def _engine(settings: Settings, method: str | Drafter) -> LLM:
-    more: dict[str, Any] = {"draft_model": _model(settings, "draft")} if method == "draft_model" else {}
+    more: dict[str, Any] = {}
+    if method == "draft_model":
+        more["draft_model"] = _model(settings, "draft")
+    elif method == HEAD:
+        more["draft_model"] = str(settings.models / "head")
     return LLM(
         _model(settings, "target"),
         quantization=_QUANTIZATIONS.get(settings.precision),
@@ -77,7 +83,7 @@ def _engine(settings: Settings, method: str | Drafter) -> LLM:
 
 
 def _write(llm: LLM, job: Job) -> tuple[Ids, Count]:
-    gamma = "auto" if job.mode == "auto" else job.gamma
+    gamma = "auto" if job.mode in (AUTO, HEAD) else job.gamma
     params = SamplingParams(
         max_tokens=job.max_tokens,
         temperature=job.temperature,

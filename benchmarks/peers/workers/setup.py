@@ -71,9 +71,8 @@ def set_up(environment: str, folder: Path, models: Sequence[str], precisions: Se
     print(f"{environment}: {time.monotonic() - start:.0f} s", flush=True)
 
 
-def build_checkpoints(model_set: str, folder: Path, models: Sequence[str]) -> None:
-    if not all((folder / name).exists() for name in models):
-        _run(sys.executable, "-m", "benchmarks.peers.workers.checkpoint", model_set, folder)
+def build_checkpoints(model_set: str, folder: Path) -> None:
+    _run(sys.executable, "-m", "benchmarks.peers.workers.checkpoint", model_set, folder)
 
 
 def _run(*command: str | Path) -> None:
