@@ -68,20 +68,24 @@ def recorded(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_tok
         [answer] = llm.generate([prompt], params)
         tokens = [*prompt, *answer.outputs[0].token_ids]
         new = torch.tensor(tokens[len(prompt) :])
-        by_place = []
-        for logits in head.logits(tokens, MOST_LEVELS):
-            by_place.append(ranks_of(new, logits[len(prompt) :], temperature, seed))
+        noise = None if seed is None else shared_noise(seed, len(new), llm.target.traits.vocab_size)
+        places = head.logits(tokens, MOST_LEVELS)
+        by_place = [ranks_of(new, logits[len(prompt) :], temperature, noise) for logits in places]
         yield [list(places) for places in zip(*by_place, strict=True)]
 
 
-def ranks_of(new: Tensor, logits: Tensor, temperature: float, seed: int | None) -> list[int]:
+def shared_noise(seed: int, num_tokens: int, vocab_size: int) -> Tensor:
+    """With which the tokens of an answer are drawn. -> [num_tokens, vocab_size]"""
+    return exponentials(stream_keys(seed, 0, 0, num_tokens), torch.arange(vocab_size))
+
+
+def ranks_of(new: Tensor, logits: Tensor, temperature: float, noise: Tensor | None) -> list[int]:
     """The ranks of an answer's tokens in the order in which the head drafts (see verify/coupled.py); MOST_SIBLINGS for a token that it
-    cannot draft, or where no draft reaches back that far. new: [N]; logits: [N, V]"""
+    cannot draft, or where no draft reaches back that far. new: [N]; logits: [N, V]; noise: [N, V], None if the answer was not drawn"""
     drafted = logits.isfinite().any(0).nonzero()[:, 0]
     scores = logits[:, drafted].double()
-    if seed is not None:
-        noise = exponentials(stream_keys(seed, 0, 0, len(new)), drafted)
-        scores = scores / temperature - noise.log()
+    if noise is not None:
+        scores = scores / temperature - noise[:, drafted].log()
     column = torch.searchsorted(drafted, new).clamp(max=len(drafted) - 1)
     own = scores.gather(1, column[:, None])
     can_draft = (drafted[column] == new) & own[:, 0].isfinite()

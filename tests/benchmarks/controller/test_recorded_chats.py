@@ -2,25 +2,71 @@
 
 from __future__ import annotations
 
-import pytest
+from random import Random
 
-from benchmarks.controller.recorded_chats import BOTH, LOOKUP, MODEL, Chat, System, Times
+import pytest
+import torch
+
+from benchmarks.controller.recorded_chats import (
+    BOTH,
+    LONGEST,
+    LOOKUP,
+    MODEL,
+    WRONG,
+    Chat,
+    System,
+    Times,
+    drawn_drafts,
+    noise_behind,
+)
+from foredraft.engine.token_tree import TreeShape
 
 TIMES = Times([1.0, 1.1, 1.2], [0.3, 0.5] + [1.0] * 6)
 STILL = (0.0, 0.0)
 
 
 def chat(*, right: int, num_new: int = 31) -> Chat:
-    """A chat in which the head has the first `right` of its two tokens right, and the lookup finds nothing."""
+    """A chat in which the head has the first `right` of its two tokens right, and the lookup finds nothing. In trees the text's tokens are
+    second children."""
     tokens = [1, 2, *range(10, 10 + num_new)]
     drafts = {start: {LOOKUP: [], MODEL: [*tokens[start : start + right], 0, 0][:2]} for start in range(3, len(tokens))}
-    return Chat(tokens, 2, 0.0, drafts)
+    return Chat(tokens, 2, 0.0, drafts, [[1] * LONGEST for _ in range(num_new)])
 
 
-def test_the_right_tokens_are_those_before_the_first_wrong_one() -> None:
+def test_the_path_ends_before_the_first_wrong_token() -> None:
     one = chat(right=2)
-    assert [one.num_right(2, ids) for ids in ([], [10, 11], [10, 0, 12], [0, 11])] == [0, 2, 1, 0]
-    assert one.num_right(len(one.tokens) - 1, [40, 41]) == 1, "the text ends there"
+    assert [one.path(2, ids, None) for ids in ([], [10, 11], [10, 0, 12], [0, 11])] == [[], [0, 1], [0], []]
+    assert one.path(len(one.tokens) - 1, [40, 41], None) == [0], "the text ends there"
+
+
+def test_a_tree_has_the_texts_tokens_at_their_ranks() -> None:
+    one = chat(right=0)
+    shape = TreeShape.of_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)])
+    ids = one.tree(5, shape)
+    assert ids == [WRONG, 13, WRONG, WRONG, 14, WRONG]
+    assert one.path(5, ids, shape.parents) == [1, 4]
+    assert one.tree(len(one.tokens) - 1, shape) == [WRONG, 40, *[WRONG] * 4]
+
+
+def test_noise_behind_a_text_would_have_drawn_it_and_is_exponential() -> None:
+    """Over draws from p, noise given what was drawn has the distribution of any noise."""
+    generator = torch.Generator().manual_seed(3)
+    p = torch.tensor([0.6, 0.3, 0.1, 0.0], dtype=torch.float64).expand(20_000, 4)
+    drawn = p.multinomial(1, generator=generator)[:, 0]
+    noise = noise_behind(drawn, p, generator)
+    assert torch.equal((p / noise).argmax(1), drawn)
+    for moment, wanted in ((noise.mean(0), 1.0), (noise.square().mean(0), 2.0)):
+        torch.testing.assert_close(moment, torch.full_like(moment, wanted), atol=0.08, rtol=0)
+
+
+def test_a_drawn_draft_ends_with_the_first_token_that_is_not_accepted() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.5, 0.5, 0.0]], dtype=torch.float64)
+    right, wrong = torch.tensor([9.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 99.0])
+    answer, chance = torch.tensor([0, 0, 0]), Random(1)
+    drafts = drawn_drafts(
+        answer, p, [torch.stack([right, right, wrong]), torch.stack([right, wrong, right])], 1.0, chance
+    )
+    assert drafts == [[0, WRONG], [0, 0], [WRONG, WRONG]]
 
 
 @pytest.mark.parametrize(
