@@ -181,3 +181,19 @@ def test_costs_are_never_negative(rounds: list[Round], depth: int, size: int, ro
     assert found.draft_seconds(size, depth) >= 0.0
     assert found.verify_seconds(size, rows) >= 0.0
     assert found.draft_seconds(size, 0) == 0.0
+    for one in rounds:
+        least = -one.seconds - 1e-12
+        assert found.difference(one, depth) >= least
+        assert found.usual_seconds(one) + found.difference(one, depth) >= -1e-12
+
+
+def test_a_busy_moment_at_one_depth_makes_no_prediction_negative() -> None:
+    """All steps with many rows but one met a stall. The one that did not would have saved more than it took."""
+    slow, quick, short = (
+        Round(seconds, 0.001, depth, 1, (drafted,), (1,))
+        for seconds, depth, drafted in ((0.03, 6, 6), (0.002, 6, 6), (0.001, 1, 1))
+    )
+    found = StepCosts([slow] * 5 + [quick, *[short] * 5])
+    assert 0.0 < quick.seconds + found.difference(quick, 1) < quick.seconds
+    runs = {1: [a_trial([short] * 5)], MOST: [a_trial([quick])]}
+    assert predicted(runs, plain_of(lambda rows: 0.001), 2).speedup.value > 0

@@ -62,17 +62,22 @@ class StepCosts:
 
     def usual_seconds(self, one: Round) -> float:
         """The time of the step without stalls."""
-        expected = self.verify_seconds(one.num_sequences, one.num_rows(one.depth))
-        return min(one.seconds, STALL * (expected + self.draft_seconds(one.num_asked, one.depth)))
+        return min(one.seconds, STALL * self._expected_seconds(one, one.depth))
 
     def difference(self, one: Round, speculative_tokens: int) -> float:
-        """How much longer the step would have taken with at most this many draft tokens requested. Usually below 0."""
+        """How much longer the step would have taken with at most this many draft tokens requested. Usually below 0. A step that took less
+        than steps like it usually do saves less, too, so that no step takes less than nothing."""
         depth = min(one.depth, speculative_tokens)
         if depth == one.depth:
             return 0.0
-        size = one.num_sequences
-        verify = self.verify_seconds(size, one.num_rows(depth)) - self.verify_seconds(size, one.num_rows(one.depth))
-        return verify + self.draft_seconds(one.num_asked, depth) - self.draft_seconds(one.num_asked, one.depth)
+        usual = self._expected_seconds(one, one.depth)
+        scale = min(1.0, one.seconds / usual) if usual else 1.0
+        return scale * (self._expected_seconds(one, depth) - usual)
+
+    def _expected_seconds(self, one: Round, depth: int) -> float:
+        """What a step like this one takes with at most this many draft tokens requested."""
+        verify = self.verify_seconds(one.num_sequences, one.num_rows(depth))
+        return verify + self.draft_seconds(one.num_asked, depth)
 
 
 def _line(lines: dict[int, Line], n: int) -> Line:

@@ -11,7 +11,7 @@ from benchmarks.peers import contest, loading
 from benchmarks.peers.contest import Field, Plan
 from benchmarks.peers.first_token import Case, markdown, measure, parse_case
 from benchmarks.peers.model_sets import ModelSet
-from benchmarks.peers.systems import AUTO, PLAIN, WITHOUT_GAMMA, Peer
+from benchmarks.peers.systems import AUTO, HEAD, PLAIN, WITHOUT_GAMMA, Peer
 from benchmarks.peers.workers.client import WorkerError
 from benchmarks.peers.workers.protocol import Job, Settings
 
@@ -76,9 +76,13 @@ def test_every_mode_runs_at_its_fastest_gamma(separate: bool) -> None:
 def test_a_mode_without_gamma_runs_once() -> None:
     with Field(plan()) as field:
         field.enter(Peer("fake", "fake_worker", "fast", 4, WITHOUT_GAMMA), WITHOUT_GAMMA)
-        assert [(contender.mode, contender.gamma) for contender in field.contenders] == [(PLAIN, 0), (AUTO, 0)]
+        assert [(contender.mode, contender.gamma) for contender in field.contenders] == [
+            (PLAIN, 0),
+            (AUTO, 0),
+            (HEAD, 0),
+        ]
     assert {job.gamma for _, job in FakeWorker.jobs} == {0}
-    assert len(FakeWorker.jobs) == 2  # for warm-up
+    assert len(FakeWorker.jobs) == 3  # for warm-up
 
 
 def test_the_first_system_rotates() -> None:
