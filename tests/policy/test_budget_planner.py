@@ -98,3 +98,12 @@ def test_a_hybrid_is_used_in_place_of_its_model() -> None:
     assert planner.fixed_budget(text(wanted=2)) == DraftBudget("eagle", 2), (
         "it serves requests with a number of their own"
     )
+
+
+def test_beside_a_hybrid_a_fixed_number_comes_from_the_first_drafter() -> None:
+    """In a batch with a text whose drafts "auto" chooses."""
+    hybrid = Hybrid("hybrid", "suffix", "eagle")
+    planner = Planner("eagle", "suffix", "hybrid", hybrid=hybrid, draft_ms={"eagle": 0.1, "suffix": 0.1, "hybrid": 0.1})
+    free, fixed = planner.budgets([text(0), text(1, wanted=3)], 1, sampled=False)
+    assert free.drafter in ("suffix", "hybrid")
+    assert fixed == DraftBudget("eagle", 3)

@@ -23,7 +23,8 @@ _MAX_REMEMBERED = 4096
 """The most cached plans times sequences per plan: a plan takes about a quarter of a kilobyte for each sequence."""
 
 _Key = tuple[int, bool, tuple[tuple[int, int], ...]]
-"""Everything that a plan depends on in one sequence: the most it may draft, whether that is fixed, and for each drafter the acceptance bucket and the magnitude of the number of tokens that it would have to read first."""
+"""Everything that a plan depends on in one sequence: the most it may draft, whether that is fixed, and for each drafter the acceptance
+bucket and the magnitude of the number of tokens that it would have to read first."""
 
 
 class BudgetPlanner:
@@ -110,7 +111,7 @@ class BudgetPlanner:
         max_draft, is_fixed, buckets = key
         forecasts, trees, start_times = {}, {}, {}
         for (name, acceptance), (bucket, magnitude) in zip(self._acceptance.items(), buckets, strict=True):
-            if self.may_use(name):
+            if self.may_use(name) or (is_fixed and name == self._first):
                 forecasts[name] = acceptance.forecast(bucket)
                 if name in self._trees:
                     trees[name] = self._trees[name].forecasts(bucket)
@@ -118,7 +119,8 @@ class BudgetPlanner:
         if is_fixed:
             return Candidate(0, forecasts, fixed=DraftBudget(self._first, max_draft) if max_draft else NO_DRAFTING)
         hybrid = self._usable_hybrid()
-        return Candidate(max_draft, forecasts, start_times, trees=trees, asked_first=hybrid and hybrid.lookup)
+        asked_first = None if hybrid is None else hybrid.lookup
+        return Candidate(max_draft, forecasts, start_times, trees=trees, asked_first=asked_first)
 
     def _usable_hybrid(self) -> Hybrid | None:
         return self._hybrid if self._hybrid is not None and self._hybrid.name not in self._cooldowns else None
