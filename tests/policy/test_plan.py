@@ -65,8 +65,8 @@ def value(candidates: Sequence[Candidate], budgets: Sequence[DraftBudget], times
     return num_tokens / (seconds + pass_time)
 
 
-def planned(candidates: Sequence[Candidate], times: Times) -> Plan:
-    plan = best_plan(candidates, times, sampled=False)
+def planned(candidates: Sequence[Candidate], times: Times, asked_first: str | None = None) -> Plan:
+    plan = best_plan(candidates, times, sampled=False, asked_first=asked_first)
     assert plan is not None
     return plan
 
@@ -233,17 +233,17 @@ def test_a_lookup_that_a_hybrid_asks_first_must_be_clearly_better(lookup_rate: f
     times = Times(1.0, 0.0, {"a": (0.0, 0.0, 0.0), "b": (0.0, 0.0, 0.0)})
     alike = Candidate(1, {"a": forecast(lookup_rate), "b": forecast(0.6)})
     assert planned([alike], times).budgets[0].drafter == ("a" if lookup_rate > 0.6 else "b")
-    assert planned([replace(alike, asked_first="a")], times).budgets[0].drafter == chosen
+    assert planned([alike], times, asked_first="a").budgets[0].drafter == chosen
 
 
 def test_where_a_hybrid_does_not_pay_its_lookup_is_used() -> None:
     times = Times(1.0, 0.0, {"a": (0.0, 0.0, 0.0), "b": (5.0, 0.0, 0.0)})
-    candidate = Candidate(1, {"a": forecast(0.04), "b": forecast(0.6)}, asked_first="a")
-    assert planned([candidate], times).budgets[0] == DraftBudget("a", 1)
+    candidate = Candidate(1, {"a": forecast(0.04), "b": forecast(0.6)})
+    assert planned([candidate], times, asked_first="a").budgets[0] == DraftBudget("a", 1)
 
 
 def test_in_a_batch_too_a_lookup_must_be_clearly_better_than_a_hybrid() -> None:
     times = Times(1.0, 0.001, {"a": (0.0, 0.0, 0.0), "b": (0.0, 0.0, 0.0)})
     forecasts = {"b": forecast(0.6)}
-    batch = [Candidate(1, forecasts | {"a": forecast(rate)}, asked_first="a") for rate in (0.2, 0.62, 0.9)]
-    assert [budget.drafter for budget in planned(batch, times).budgets] == ["b", "b", "a"]
+    batch = [Candidate(1, forecasts | {"a": forecast(rate)}) for rate in (0.2, 0.62, 0.9)]
+    assert [budget.drafter for budget in planned(batch, times, asked_first="a").budgets] == ["b", "b", "a"]

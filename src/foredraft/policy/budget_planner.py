@@ -93,7 +93,9 @@ class BudgetPlanner:
         if len(self._plans) * len(keys) > _MAX_REMEMBERED:
             self._plans.clear()
         candidates = {each: self._candidate(each) for each in dict.fromkeys(keys)}
-        best = best_plan([candidates[each] for each in keys], self._costs, sampled=sampled)
+        hybrid = self._usable_hybrid()
+        asked_first = None if hybrid is None else hybrid.lookup
+        best = best_plan([candidates[each] for each in keys], self._costs, sampled=sampled, asked_first=asked_first)
         budgets = [NO_DRAFTING] * len(keys) if best is None else best.budgets
         num_new = min(max(int(_NEW_DRAFT_SHARE * self._num_drafts), _MIN_NEW_DRAFTS), _MAX_NEW_DRAFTS)
         self._plans[key] = step + _PLAN_STEPS, self._num_drafts + num_new * len(keys), budgets
@@ -109,18 +111,18 @@ class BudgetPlanner:
 
     def _candidate(self, key: _Key) -> Candidate:
         max_draft, is_fixed, buckets = key
+        if is_fixed:
+            forecast = self._acceptance[self._first].forecast(buckets[0][0])
+            fixed = DraftBudget(self._first, max_draft) if max_draft else NO_DRAFTING
+            return Candidate(0, {self._first: forecast}, fixed=fixed)
         forecasts, trees, start_times = {}, {}, {}
         for (name, acceptance), (bucket, magnitude) in zip(self._acceptance.items(), buckets, strict=True):
-            if self.may_use(name) or (is_fixed and name == self._first):
+            if self.may_use(name):
                 forecasts[name] = acceptance.forecast(bucket)
                 if name in self._trees:
                     trees[name] = self._trees[name].forecasts(bucket)
                 start_times[name] = self._costs.reading_time(name, _num_tokens(magnitude)) / _NUM_STEPS_OF_USE
-        if is_fixed:
-            return Candidate(0, forecasts, fixed=DraftBudget(self._first, max_draft) if max_draft else NO_DRAFTING)
-        hybrid = self._usable_hybrid()
-        asked_first = None if hybrid is None else hybrid.lookup
-        return Candidate(max_draft, forecasts, start_times, trees=trees, asked_first=asked_first)
+        return Candidate(max_draft, forecasts, start_times, trees=trees)
 
     def _usable_hybrid(self) -> Hybrid | None:
         return self._hybrid if self._hybrid is not None and self._hybrid.name not in self._cooldowns else None

@@ -39,15 +39,13 @@ class TimeModel(Protocol):
 class Candidate:
     """The options for one sequence. max_draft: the most draft tokens that could be emitted. forecasts, trees: by drafter; trees only
     for those that grow them. start_times: by drafter, the time to read the tokens it has missed, spread over the steps for which it is
-    expected to be used. fixed: the budget of a sequence that has one of its own. asked_first: the lookup that another of these
-    drafters asks first, if there is one."""
+    expected to be used. fixed: the budget of a sequence that has one of its own."""
 
     max_draft: int
     forecasts: Mapping[str, Forecast]
     start_times: Mapping[str, float] = field(default_factory=dict)
     fixed: DraftBudget | None = None
     trees: Mapping[str, TreeForecasts] = field(default_factory=dict)
-    asked_first: str | None = None
 
     def expected(self, draft: Draft) -> tuple[float, float]:
         """-> the expected numbers of emitted tokens and of verified draft tokens"""
@@ -56,12 +54,6 @@ class Candidate:
             return tree.num_tokens, tree.num_rows
         forecast = self.forecasts[draft.drafter]
         return forecast.num_tokens[draft.num_nodes], forecast.num_rows[draft.num_nodes]
-
-    def margin(self, draft: Draft) -> float:
-        """How many times the rate of other drafts this one must promise to be preferred."""
-        if draft.is_tree:
-            return _TREE_MARGIN
-        return _LOOKUP_MARGIN if draft.drafter == self.asked_first else 1.0
 
     def budget(self, draft: Draft) -> DraftBudget:
         if self.fixed is not None:
@@ -115,13 +107,16 @@ class Plan:
         return self.num_tokens / self.seconds
 
 
-def best_plan(candidates: Sequence[Candidate], times: TimeModel, *, sampled: bool) -> Plan | None:
-    """The plan with the most expected tokens per second over all candidates; None if the target's times are unknown.
+def best_plan(
+    candidates: Sequence[Candidate], times: TimeModel, *, sampled: bool, asked_first: str | None = None
+) -> Plan | None:
+    """The plan with the most expected tokens per second over all candidates; None if the target's times are unknown. asked_first: the lookup
+    that another of the drafters asks first, if there is one.
 
     First it finds the best draft that is the same for all, since a drafter drafts for all of them in one pass. Then it finds each
     candidate's own best draft, with that plan's rate as the price of time. Candidates that are the same object are planned as one.
     """
-    batch = _Batch(candidates, times, sampled)
+    batch = _Batch(candidates, times, sampled, asked_first)
     plain = batch.outlook(batch.uniform(NO_DRAFT))
     if plain is None:
         return None
@@ -150,13 +145,16 @@ class _Outlook(NamedTuple):
 class _Batch:
     """The candidates of one step."""
 
-    def __init__(self, candidates: Sequence[Candidate], times: TimeModel, sampled: bool) -> None:
+    def __init__(
+        self, candidates: Sequence[Candidate], times: TimeModel, sampled: bool, asked_first: str | None
+    ) -> None:
         counts = Counter(map(id, candidates))
         by_id = {id(candidate): candidate for candidate in candidates}
         self._distinct = [(by_id[key], count) for key, count in counts.items()]
         self._size = len(candidates)
         self._times = times
         self._sampled = sampled
+        self._asked_first = asked_first
         self._draft_times: dict[tuple[str, bool, int, int], float] = {}
 
     def common_drafts(self) -> list[Draft]:
@@ -174,7 +172,7 @@ class _Batch:
         best, best_value = None, 0.0
         for draft in self.common_drafts():
             outlook = self.outlook(self.uniform(draft))
-            value = 0.0 if outlook is None else outlook.rate / max(each.margin(draft) for each, _ in self._distinct)
+            value = 0.0 if outlook is None else outlook.rate / self._margin(draft)
             if value > best_value:
                 best, best_value = outlook, value
         return best
@@ -239,10 +237,16 @@ class _Batch:
             num_tokens, num_rows = candidate.expected(draft)
             seconds = row_time * num_rows + draft_times[draft.drafter, draft.depth, draft.is_tree]
             value = num_tokens - rate * (seconds + candidate.start_times.get(draft.drafter, 0.0))
-            value -= (candidate.margin(draft) - 1.0) * num_tokens
+            value -= (self._margin(draft) - 1.0) * num_tokens
             if value > best_value:
                 best, best_value = draft, value
         return best
+
+    def _margin(self, draft: Draft) -> float:
+        """How many times the rate of other drafts this one must promise to be preferred."""
+        if draft.is_tree:
+            return _TREE_MARGIN
+        return _LOOKUP_MARGIN if draft.drafter == self._asked_first else 1.0
 
     def _row_time(self, outlook: _Outlook) -> float:
         """The time that one more row adds to the pass, near the outlook's number of rows."""
