@@ -10,9 +10,9 @@ that it was accepted given that the text has x, min(1, q(x) / p(x)), and otherwi
 children the text's tokens would be (benchmarks/drafters/tree_gains.py), without a seed under noise that would have drawn this text.
 
 `replay` runs the controller on these answers, in seconds and without noise. The record says which tokens are right. How long a step takes
-is computed: from the times of passes of 1, 2, ... rows and of a head's drafts of 1, 2, ... tokens or levels. The first step of another kind than the
-one before takes longer, as on a real machine. With `drift` the machine's speed changes every few seconds. Rates are computed with
-undisturbed times, so they show what was chosen. Medians over seeds, relative to plain decoding; each seed has other chats in another
+is computed: from the times of passes of 1, 2, ... rows and of a head's drafts of 1, 2, ... tokens or levels. The first step of another
+kind than the one before takes longer, as on a real machine. With `drift` the machine's speed changes every few seconds. Rates are computed
+with undisturbed times, so they show what was chosen. Medians over seeds, relative to plain decoding; each seed has other chats in another
 order. Differences below 0.015 are noise.
 """
 
@@ -32,15 +32,15 @@ from torch import Tensor
 
 from benchmarks.common.prompts import chat_ids
 from benchmarks.controller.machine import Machine
-from benchmarks.drafters.tree_gains import Ranks, ranks_of, shared_noise
+from benchmarks.drafters.sibling_acceptance import distributions
+from benchmarks.drafters.tree_gains import Ranks, path_in, ranks_of, shared_noise
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import HybridDrafter
 from foredraft.drafters.combined import CombinedDrafter, Offer
 from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step
-from foredraft.engine.token_tree import ROOT, TreeShape
-from foredraft.model import Read
+from foredraft.engine.token_tree import TreeShape
 from foredraft.policy import Controller, FixedPolicy, Hybrid, Policy
 from foredraft.train.head_acceptance import HeadOnTexts
 from tests.laws import sampler_for
@@ -75,14 +75,11 @@ class Chat:
 
     def tree(self, start: int, shape: TreeShape) -> list[int]:
         """The tokens of the head's tree of this shape: those of the text where the tree has them."""
-        ids, node = [WRONG] * len(shape), ROOT
-        following = enumerate(self.ranks[start - self.num_prompt :][: shape.depth])
-        for level, places in following:
-            children = shape.children.get(node, [])
-            if places[level] >= len(children):
-                break
-            node = children[places[level]]
-            ids[node] = self.tokens[start + level]
+        ids = [WRONG] * len(shape)
+        for node, token in zip(
+            path_in(self.ranks[start - self.num_prompt :], shape), self.tokens[start:], strict=False
+        ):
+            ids[node] = token
         return ids
 
     def path(self, start: int, ids: Sequence[int], parents: Sequence[int] | None) -> list[int]:
@@ -120,30 +117,24 @@ def record(
     """llm: with the methods "suffix+eagle"."""
     recorder = Recorder({name: llm.drafters[name] for name in (LOOKUP, MODEL)})
     recording = llm.with_drafter(recorder, speculative_tokens=LONGEST)
-    chats, generator = [], torch.Generator()
+    head, chats = HeadOnTexts(llm), []
     for number, prompt in enumerate(prompts):
         recorder.drafts = {}
-        seed = SEED + number if is_seeded else None
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        seed = SEED + number
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed if is_seeded else None)
         [answer] = recording.generate([prompt], params)
         tokens = [*prompt, *answer.outputs[0].token_ids]
-        new, places = (
-            torch.tensor(tokens[len(prompt) :]),
-            [logits[len(prompt) :] for logits in HeadOnTexts(llm).logits(tokens, LONGEST)],
-        )
+        new = torch.tensor(tokens[len(prompt) :])
+        places = [logits[len(prompt) :] for logits in head.logits(tokens, LONGEST)]
         drafts, noise = recorder.drafts, None
         if is_seeded:
-            noise = shared_noise(SEED + number, len(new), places[0].shape[1])
+            noise = shared_noise(seed, len(new), llm.target.traits.vocab_size)
         elif temperature:
-            reads = [Read(0, tokens[:-1], len(new))]
-            logits = llm.target.read(reads, llm.target.scratch_cache([len(tokens)]))
-            p = (logits.double() / temperature).softmax(-1)
-            noise = noise_behind(new, p, generator.manual_seed(SEED + number))
-            drawn = drawn_drafts(new, p, places, temperature, Random(SEED + number))
+            p = distributions(llm.target, [(tokens, len(prompt))], temperature).double()
+            noise = noise_behind(new, p, torch.Generator().manual_seed(seed))
+            drawn = drawn_drafts(new, p, places, temperature, Random(seed))
             drafts = {start: {**each, MODEL: drawn[start - len(prompt)]} for start, each in drafts.items()}
-        by_place = [ranks_of(new, logits, temperature, noise) for logits in places]
-        ranks = [list(each) for each in zip(*by_place, strict=True)]
-        chats.append(Chat(tokens, len(prompt), temperature, drafts, ranks))
+        chats.append(Chat(tokens, len(prompt), temperature, drafts, ranks_of(new, places, temperature, noise)))
     return chats
 
 

@@ -15,7 +15,7 @@ same noise as trees here, as those of greedy and seeded requests are.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.common.prompts import chat_ids
 from foredraft import LLM, SamplingParams
-from foredraft.engine.token_tree import ROOT, TreeShape
+from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.tree_acceptance import best_first
 from foredraft.sampling.noise import exponentials, stream_keys
 from foredraft.train.head_acceptance import HeadOnTexts
@@ -69,9 +69,8 @@ def recorded(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_tok
         tokens = [*prompt, *answer.outputs[0].token_ids]
         new = torch.tensor(tokens[len(prompt) :])
         noise = None if seed is None else shared_noise(seed, len(new), llm.target.traits.vocab_size)
-        places = head.logits(tokens, MOST_LEVELS)
-        by_place = [ranks_of(new, logits[len(prompt) :], temperature, noise) for logits in places]
-        yield [list(places) for places in zip(*by_place, strict=True)]
+        places = (logits[len(prompt) :] for logits in head.logits(tokens, MOST_LEVELS))
+        yield ranks_of(new, places, temperature, noise)
 
 
 def shared_noise(seed: int, num_tokens: int, vocab_size: int) -> Tensor:
@@ -79,9 +78,15 @@ def shared_noise(seed: int, num_tokens: int, vocab_size: int) -> Tensor:
     return exponentials(stream_keys(seed, 0, 0, num_tokens), torch.arange(vocab_size))
 
 
-def ranks_of(new: Tensor, logits: Tensor, temperature: float, noise: Tensor | None) -> list[int]:
+def ranks_of(new: Tensor, places: Iterable[Tensor], temperature: float, noise: Tensor | None) -> Ranks:
     """The ranks of an answer's tokens in the order in which the head drafts (see verify/coupled.py); MOST_SIBLINGS for a token that it
-    cannot draft, or where no draft reaches back that far. new: [N]; logits: [N, V]; noise: [N, V], None if the answer was not drawn"""
+    cannot draft, or where no draft reaches back that far. new: [N]. places: the head's logits by place in a draft, [N, V]. noise: [N, V],
+    None if the answer was not drawn"""
+    by_place = [_ranks_at(new, logits, temperature, noise) for logits in places]
+    return [list(ranks) for ranks in zip(*by_place, strict=True)]
+
+
+def _ranks_at(new: Tensor, logits: Tensor, temperature: float, noise: Tensor | None) -> list[int]:
     drafted = logits.isfinite().any(0).nonzero()[:, 0]
     scores = logits[:, drafted].double()
     if noise is not None:
@@ -131,7 +136,7 @@ def walked(answers: Sequence[Ranks], shape: TreeShape, costs: Costs) -> tuple[fl
         place = 1  # the pass that reads the prompt writes the first token
         num_plain += 1
         while place < len(answer):
-            accepted = num_accepted(answer[place:], shape)
+            accepted = len(path_in(answer[place:], shape))
             num_tokens += min(accepted + 1, len(answer) - place)
             num_steps += 1
             place += accepted + 1
@@ -139,15 +144,9 @@ def walked(answers: Sequence[Ranks], shape: TreeShape, costs: Costs) -> tuple[fl
     return num_tokens / num_steps, (num_plain + num_tokens) / seconds
 
 
-def num_accepted(following: Ranks, shape: TreeShape) -> int:
-    """following: of the text's next tokens"""
-    node = ROOT
-    for level, places in enumerate(following[: shape.depth]):
-        children = shape.children.get(node, [])
-        if places[level] >= len(children):
-            return level
-        node = children[places[level]]
-    return min(shape.depth, len(following))
+def path_in(following: Ranks, shape: TreeShape) -> list[int]:
+    """The nodes that have the text's next tokens. following: of these tokens"""
+    return shape.path(places[level] for level, places in enumerate(following[: shape.depth]))
 
 
 def report(answers: Sequence[Ranks], temperature: float) -> Iterator[str]:

@@ -163,7 +163,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     model_set = MODEL_SETS[args.models]
-    build_checkpoints(model_set.name, model_set.folder)
+    build_checkpoints(model_set.name, model_set.folder, model_set.parts)
     tokenizer = AutoTokenizer.from_pretrained(model_set.folder / "target")
     ids = model_set.prompts(tokenizer, (args.prompts + _SWEEP_REQUESTS) * args.batch)
     requests = [ids[i : i + args.batch] for i in range(0, len(ids), args.batch)]
@@ -214,7 +214,7 @@ def run(plan: Plan, model_set: ModelSet, peers: Sequence[Peer], modes: Sequence[
 
 
 def set_up_all(environments: Sequence[str], model_set: ModelSet, peers: Sequence[Peer]) -> None:
-    build_checkpoints(model_set.name, model_set.folder)
+    build_checkpoints(model_set.name, model_set.folder, model_set.parts)
     for name in environments:
         set_up(name, model_set.folder, model_set.names, precisions_of(name, peers))
 
@@ -251,9 +251,8 @@ def main() -> None:
         set_up_all(args.setup, model_set, peers)
         return
     start = time.monotonic()
-    absent = {"draft_model"} if not model_set.has_draft else set()
-    absent |= {HEAD} if not model_set.has_head else set()
-    modes = [PLAIN, *(mode for mode in args.modes if mode not in absent)]
+    has_drafts = {"draft_model": model_set.has_draft, HEAD: model_set.has_head}
+    modes = [PLAIN, *(mode for mode in args.modes if has_drafts.get(mode, True))]
     report = run(make_plan(args), model_set, peers, modes)
     report["minutes"] = (time.monotonic() - start) / 60
     save(report, markdown(report), args.out, "peers", "" if args.models == "embedded" else args.models, args.suffix)

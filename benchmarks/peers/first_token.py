@@ -132,7 +132,7 @@ def main() -> None:
     args = arguments()
     start = time.monotonic()
     model_set = MODEL_SETS[args.models]
-    build_checkpoints(model_set.name, model_set.folder)
+    build_checkpoints(model_set.name, model_set.folder, model_set.parts)
     tokenizer = AutoTokenizer.from_pretrained(model_set.folder / "target")
     try:
         plans = [(case, make_plan(model_set, tokenizer, case, args.repeats, args.threads)) for case in args.cases]

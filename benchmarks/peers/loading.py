@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     model_set = MODEL_SETS[args.models]
-    build_checkpoints(model_set.name, model_set.folder)
+    build_checkpoints(model_set.name, model_set.folder, model_set.parts)
     prompts = model_set.prompts(AutoTokenizer.from_pretrained(model_set.folder / "target"), 1)
     report: dict[str, Any] = {"models": model_set.name, "machine": machine() | {"threads": args.threads}}
     report |= measure(chosen(args.systems), model_set, prompts, args.threads, args.rounds)

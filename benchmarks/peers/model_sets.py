@@ -28,6 +28,11 @@ class ModelSet:
     has_head: bool = False
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """Everything in `folder` that benchmarks.peers.workers.checkpoint writes."""
+        return (*self.names, "head") if self.has_head else self.names
+
+    @property
     def has_draft(self) -> bool:
         return "draft" in self.names
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import foredraft
-from benchmarks.peers.systems import AUTO, HEAD
+from benchmarks.peers.systems import AUTO, HEAD, PLAIN
 from benchmarks.peers.workers.protocol import Count, Counts, Ids, Job, Run, Settings, serve
 from foredraft import LLM, SamplingParams
 from foredraft.drafters import NgramDrafter, SuffixDrafter
@@ -47,7 +47,7 @@ def load(settings: Settings) -> tuple[dict[str, str], Any]:
     def pipeline(job: Job) -> Run:
         if job.mode in lookups.known:
             lookups.chosen = job.mode
-        elif job.mode != "plain":
+        elif job.mode != PLAIN:
             if job.mode not in others:
                 others[job.mode] = shared.with_drafter("suffix") if job.mode == AUTO else _engine(settings, job.mode)
             return lambda job: _write(others[job.mode], job)

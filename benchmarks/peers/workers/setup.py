@@ -71,7 +71,10 @@ def set_up(environment: str, folder: Path, models: Sequence[str], precisions: Se
     print(f"{environment}: {time.monotonic() - start:.0f} s", flush=True)
 
 
-def build_checkpoints(model_set: str, folder: Path) -> None:
+def build_checkpoints(model_set: str, folder: Path, parts: Sequence[str]) -> None:
+    """parts: of the model set, see ModelSet"""
+    if all((folder / part).exists() for part in parts):
+        return
     _run(sys.executable, "-m", "benchmarks.peers.workers.checkpoint", model_set, folder)
 
 

@@ -8,7 +8,16 @@ from dataclasses import replace
 import torch
 
 from foredraft.drafters import CombinedDrafter
-from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Features, Proposal, grows_trees
+from foredraft.engine.proposal import (
+    CERTAIN,
+    Drafter,
+    DraftRequest,
+    Features,
+    Proposal,
+    bytes_held,
+    grows_trees,
+    taps_of,
+)
 from foredraft.sampling import TokenProbs, joined
 
 
@@ -16,7 +25,7 @@ def with_features_one_off(drafter: Drafter) -> Drafter:
     """See FeaturesOneOff; a drafter that reads no hidden states stays as it is, and one that combines others has these broken."""
     if isinstance(drafter, CombinedDrafter):
         return drafter.with_parts(with_features_one_off)
-    return FeaturesOneOff(drafter) if getattr(drafter, "taps", ()) else drafter
+    return FeaturesOneOff(drafter) if taps_of(drafter) else drafter
 
 
 class FeaturesOneOff:
@@ -28,12 +37,12 @@ class FeaturesOneOff:
 
     def __init__(self, head: Drafter) -> None:
         self._head = head
-        self.taps = tuple(getattr(head, "taps", ()))
+        self.taps = taps_of(head)
         self.grows_trees = grows_trees(head)
 
     @property
     def bytes_held(self) -> int:
-        return getattr(self._head, "bytes_held", 0)
+        return bytes_held(self._head)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:
         proposal = self._head.propose(requests)

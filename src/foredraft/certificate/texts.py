@@ -19,7 +19,18 @@ from foredraft.certificate.controls import Control
 from foredraft.certificate.surprise import surprise_of_drawn
 from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.methods import NO_DRAFT
-from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal, trees_of
+from foredraft.engine.proposal import (
+    CERTAIN,
+    Drafter,
+    DraftRequest,
+    Proposal,
+    bytes_held,
+    grows_trees,
+    reads_encoder,
+    shares_cache,
+    taps_of,
+    trees_of,
+)
 from foredraft.engine.sequence import Origin, TokenSequence
 from foredraft.engine.sources import NO_SOURCE, Source
 from foredraft.engine.token_tree import TreeShape
@@ -120,23 +131,23 @@ class RecordedDrafter:
 
     @property
     def bytes_held(self) -> int:
-        return getattr(self.inner, "bytes_held", 0)
+        return bytes_held(self.inner)
 
     @property
     def taps(self) -> tuple[int, ...]:
-        return getattr(self.inner, "taps", ())
+        return taps_of(self.inner)
 
     @property
     def shares_cache(self) -> bool:
-        return getattr(self.inner, "shares_cache", False)
+        return shares_cache(self.inner)
 
     @property
     def reads_encoder(self) -> bool:
-        return getattr(self.inner, "reads_encoder", False)
+        return reads_encoder(self.inner)
 
     @property
     def grows_trees(self) -> bool:
-        return getattr(self.inner, "grows_trees", False)
+        return grows_trees(self.inner)
 
     def forget(self, seq_ids: list[int]) -> None:
         self.inner.forget(seq_ids)

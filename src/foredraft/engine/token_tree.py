@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,19 +78,19 @@ class TreeShape:
         """The number of tokens on the branch of first children."""
         return len(self.fans([0] * self.depth))
 
-    def fans(self, ranks: Sequence[int]) -> list[int]:
-        """The number of children of each node on the path that starts at ROOT and follows the children of these ranks, up to the first
-        node without children, or without a child of that rank."""
-        fans: list[int] = []
-        node, rest = ROOT, iter(ranks)
-        while node in self.children:
-            children = self.children[node]
-            fans.append(len(children))
-            rank = next(rest, len(children))
+    def path(self, ranks: Iterable[int]) -> list[int]:
+        """The nodes on the path that starts at ROOT and follows the children of these ranks, up to the last that the tree has."""
+        path: list[int] = []
+        for rank in ranks:
+            children = self.children.get(path[-1] if path else ROOT, ())
             if rank >= len(children):
                 break
-            node = children[rank]
-        return fans
+            path.append(children[rank])
+        return path
+
+    def fans(self, ranks: Iterable[int]) -> list[int]:
+        """The number of children of ROOT and of each node on the path of these ranks, up to the first without children."""
+        return [len(self.children[node]) for node in (ROOT, *self.path(ranks)) if node in self.children]
 
 
 def depths_of(parents: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.drafters.tree_gains import MOST_LEVELS, Costs, Ranks, best_shapes, num_accepted, rates, walked
+from benchmarks.drafters.tree_gains import MOST_LEVELS, Costs, Ranks, best_shapes, path_in, rates, walked
 from foredraft.engine.token_tree import TreeShape
 
 FREE = Costs((1.0, 1.0), 0.0, 0.0, 8)
@@ -20,7 +20,7 @@ def answer(*ranks: int) -> Ranks:
     ("ranks", "accepted"), [((0, 0, 0), 2), ((0, 1), 1), ((1, 1), 2), ((2, 0), 0), ((1,), 1), ((), 0)]
 )
 def test_a_tree_accepts_the_tokens_on_one_of_its_paths(ranks: tuple[int, ...], accepted: int) -> None:
-    assert num_accepted(answer(*ranks), TREE) == accepted
+    assert len(path_in(answer(*ranks), TREE)) == accepted
 
 
 def test_the_walk_counts_tokens_steps_and_costs() -> None:
