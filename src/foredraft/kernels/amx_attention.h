@@ -34,8 +34,7 @@ class Weigher {
 
 public:
     Weigher(const AttentionCall& call, const Query& query)
-        : call_(call), query_(query),
-          is_plain_(call.scale > 0 && call.softcap == 0 && query.bias == nullptr && call.mask == nullptr) {}
+        : call_(call), query_(query), is_plain_(only_scales(call, query)) {}
 
     // products, leading, rest: from seen.first on
     void raise_largest(const Positions& seen, const float* products, Softmax& softmax) const {
@@ -54,17 +53,13 @@ public:
 
     // Writes the two parts of the weights, 0 for keys that are not seen.
     void split_weights(const Positions& seen, const float* products, uint16_t* leading, uint16_t* rest, Softmax& softmax) const {
-        constexpr float LOG2_E = 1.44269504f;
-        const F32x16 most = set1_ps(softmax.most), factor = set1_ps(call_.scale * LOG2_E), least = set1_ps(-125.0f);
-        const F32x16 most_of_two = set1_ps(softmax.most * LOG2_E);
-        const auto scaled = [&](const float* from) __attribute__((always_inline)) {
-            return exp2_above(max_ps(least, fmsub_ps(loadu_ps(from), factor, most_of_two)));
-        };
+        const F32x16 most = set1_ps(softmax.most);
+        const ScaledWeights scaled(call_.scale, softmax.most);
         F32x16 sum = softmax.sum;
         for (int64_t j = seen.first; j < seen.end; j += KEYS, products += KEYS, leading += KEYS, rest += KEYS) {
             F32x16 first = setzero_ps(), second = setzero_ps();
             if (is_scaled(j)) {
-                first = scaled(products), second = scaled(products + HALF);
+                first = scaled(loadu_ps(products)), second = scaled(loadu_ps(products + HALF));
             } else if (query_.sees(j, KEYS)) {
                 first = exp_nonpositive(sub_ps(score(j, products), most));
                 second = exp_nonpositive(sub_ps(score(j + HALF, products + HALF), most));

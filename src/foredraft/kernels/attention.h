@@ -1,13 +1,14 @@
 // Attention of some rows over the keys and values of one sequence (arXiv:2305.13245).
 //
-// For each query, scores are computed and exponentiated, then values are added, all in order of position. Few queries read
-// keys and values directly from the cache. For many queries, keys and values are converted once and multiplied by a tile of queries
-// at a time: in the same order, so that a row's bits do not depend on the path.
+// For each query, scores are computed and exponentiated, then values are added, all in order of position. Few queries read keys directly
+// from the cache. For many queries, keys are rearranged once and multiplied by a tile of queries at a time: in the same order, so that a
+// row's bits do not depend on how many there are.
 
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "queries.h"
@@ -24,137 +25,153 @@ constexpr int FEWEST_QUERIES = 8, MOST_QUERIES = 192;  // of a block; threads sh
 constexpr int MOST_SCORED = 96;                        // of a block whose scores are kept
 constexpr int BLOCKS_PER_THREAD = 4;
 constexpr int64_t SCORES_IN_CACHE = 1 << 18;          // of a block, unless it has the fewest queries
-constexpr int64_t VALUES = 64;                        // values that are converted at a time
+constexpr int64_t VALUES = 256;                       // positions whose values all tiles add before the next ones
+constexpr int64_t FETCHED = 2048;                     // bytes between what is read and what is fetched
+
+// A block's queries, divided evenly into tiles of at most `size`.
+struct TilesOfQueries {
+    int64_t count, bounds[MOST_SCORED + 1];
+    TilesOfQueries(int64_t num_queries, int64_t size) : count((num_queries + size - 1) / size) {
+        for (int64_t i = 0; i <= count; i++) bounds[i] = num_queries * i / count;
+    }
+    int64_t begin(int64_t tile) const { return bounds[tile]; }
+    int64_t end(int64_t tile) const { return bounds[tile + 1]; }
+};
+
+// Fetches as much memory as `count` numbers take, some way ahead of what is read now: the processor does not do so across pages.
+INLINE void fetch_ahead(const uint16_t* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 32) _mm_prefetch((const char*)(from + i) + FETCHED, _MM_HINT_T0);
+}
 
 // ------------------------------------------------------------------------------------------------------------- scores
 
-// Scores of one query with its keys, from the sixteen that begin at position `first` on.
-void score_query(const AttentionCall& call, const QueryBlock& block, const Query& query, int64_t first) {
-    for (int64_t j = std::max(first, query.first_block()); j <= query.position; j += 16) {
-        const bool is_in_order = call.paths == nullptr || j + 16 <= call.start;
-        const uint16_t* keys = is_in_order ? block.keys + j * call.key_dim : collect_keys(call, block, query, j);
-        storeu_ps(query.scores + j, score_block(query.from, keys, call.key_dim));
+// Scores of all queries with their keys, from the sixteen that begin at position `first` on.
+void score_each(const AttentionCall& call, const QueryBlock& block, int64_t first) {
+    for (int64_t j = std::max(first, block.earliest / 16 * 16); j < block.num_keys; j += 16) {
+        const bool are_in_order = call.paths == nullptr || j + 16 <= call.start;
+        const uint16_t* in_order = block.keys + j * call.key_dim;
+        if (are_in_order) fetch_ahead(in_order, 16 * call.key_dim);
+        for (int64_t i = 0; i < block.count; i++) {
+            const Query& query = block.queries[i];
+            if (!query.sees(j, 16)) continue;
+            const uint16_t* keys = are_in_order ? in_order : collect_keys(call, block, query, j);
+            storeu_ps(query.scores + j, score_block(query.from, keys, call.key_dim));
+        }
     }
+}
+
+// Products of Q queries with sixteen keys: COUNT parts of them from FIRST on, added by a balanced tree. Steps: an integer or a constant
+template <int Q, int FIRST, int COUNT, class Steps>
+INLINE void sum_parts(Steps steps, const Unit* units, const Unit* keys, F32x16* sums) {
+    if constexpr (COUNT == 1) {
+        const Unit *query = units + PART_ORDER[FIRST], *key = keys + PART_ORDER[FIRST] * 16;
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; q++) sums[q] = setzero_ps();
+#pragma GCC unroll 2
+        for (int64_t t = 0; t < steps; t++, query += PARTS, key += PARTS * 16) {
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; q++) sums[q] = score_step(sums[q], query + q * steps * PARTS, key);
+        }
+    } else {
+        F32x16 later[Q];
+        sum_parts<Q, FIRST, COUNT / 2>(steps, units, keys, sums);
+        sum_parts<Q, FIRST + COUNT / 2, COUNT / 2>(steps, units, keys, later);
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; q++) sums[q] = add_ps(sums[q], later[q]);
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; q++) pin(sums[q]);
 }
 
 // Products of Q queries with the sixteen keys from position j on. units: [Q, steps, PARTS], keys: [steps, PARTS, 16]
-template <int Q>
-void score_tile(const Query* queries, int64_t j, int64_t steps, const Unit* units, const Unit* keys) {
-    alignas(ALIGN) float waiting[4][Q][16];  // sums of 1, 2, 4 and 8 parts, to be added to sums of as many parts
-    for (int part = 0; part < PARTS; part++) {
-        F32x16 sums[Q];
-#pragma GCC unroll 12
-        for (int q = 0; q < Q; q++) sums[q] = setzero_ps();
-        const Unit *query = units + PART_ORDER[part], *key = keys + PART_ORDER[part] * 16;
-        for (int64_t t = 0; t < steps; t++, query += PARTS, key += PARTS * 16) {
-#pragma GCC unroll 12
-            for (int q = 0; q < Q; q++) sums[q] = score_step(sums[q], query + q * steps * PARTS, key);
-        }
-        int level = 0;
-        for (; part >> level & 1; level++) {
-#pragma GCC unroll 12
-            for (int q = 0; q < Q; q++) sums[q] = add_ps(load_ps(waiting[level][q]), sums[q]);
-        }
-#pragma GCC unroll 12
-        for (int q = 0; q < Q; q++) storeu_ps(part == PARTS - 1 ? queries[q].scores + j : waiting[level][q], sums[q]);
-    }
+template <int Q, class Steps>
+void score_tile(const Query* queries, int64_t j, Steps steps, const Unit* units, const Unit* keys) {
+    F32x16 sums[Q];
+    sum_parts<Q, 0, PARTS>(steps, units, keys, sums);
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; q++) storeu_ps(queries[q].scores + j, sums[q]);
 }
 
-template <int Q = TILE>
+template <int Q = SCORE_TILE>
 void any_score_tile(int count, const Query* queries, int64_t j, int64_t steps, const Unit* units, const Unit* keys) {
+    constexpr std::integral_constant<int64_t, num_steps(64)> usual;  // of heads of 64 numbers: known loops run faster
+    if (count >= Q && steps == usual) return score_tile<Q>(queries, j, usual, units, keys);
     if (count >= Q) return score_tile<Q>(queries, j, steps, units, keys);
     if constexpr (Q > 1) any_score_tile<Q - 1>(count, queries, j, steps, units, keys);
 }
 
-// units, keys: buffers for MOST_QUERIES queries and for sixteen keys
+// units, keys: buffers for the block's queries and for sixteen keys
 void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* units, Unit* keys) {
-    const int64_t steps = num_steps(call.key_dim), tiles = (block.count + TILE - 1) / TILE;
+    const int64_t steps = num_steps(call.key_dim);
+    const TilesOfQueries tiles(block.count, SCORE_TILE);
     for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * steps * PARTS);
     const int64_t in_order = call.paths == nullptr ? block.num_keys : num_in_order(call, block.num_keys) / 16 * 16;
     for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16) {
+        fetch_ahead(block.keys + j * call.key_dim, 16 * call.key_dim);
         unpack_sixteen_keys(call, block, j, keys);
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t begin = block.count * tile / tiles, end = block.count * (tile + 1) / tiles;
+        for (int64_t tile = 0; tile < tiles.count; tile++) {
+            const int64_t begin = tiles.begin(tile), end = tiles.end(tile);
             const bool is_sorted = call.paths == nullptr;
             if (is_sorted && (j > block.queries[end - 1].position || j + 16 <= block.queries[begin].earliest)) continue;
             any_score_tile((int)(end - begin), block.queries + begin, j, steps, units + begin * steps * PARTS, keys);
         }
     }
     if (call.paths == nullptr) return;
-    for (int64_t i = 0; i < block.count; i++) score_query(call, block, block.queries[i], in_order);
+    score_each(call, block, in_order);
 }
 
 // ------------------------------------------------------------------------------------------------------------- values
 
-// The weighted sums of values for a few queries, 64 columns at a time, in order of keys.
-template <int Q>
-void weigh_values(const AttentionCall& call, const QueryBlock& block, const Query* queries) {
-    int64_t first = queries[0].earliest;
-    for (int q = 1; q < Q; q++) first = std::min(first, queries[q].earliest);
-    const int64_t in_order = num_in_order(call, queries[Q - 1].position + 1);
-    for (int64_t column = 0; column < call.value_dim; column += GROUP) {
-        F32x16 sums[Q][4];
-        Mask16 masks[4];
-        for (int p = 0; p < 4; p++) {
-            const int64_t left = call.value_dim - column - 16 * p;
-            masks[p] = left > 0 ? lanes(left) : 0;
-            for (int q = 0; q < Q; q++) sums[q][p] = setzero_ps();
-        }
-        for (int64_t j = first; j < in_order; j++) {
-            F32x16 v[4];
-            for (int p = 0; p < 4; p++) v[p] = load_bf16(block.values + j * call.value_dim + column + 16 * p, masks[p]);
-            for (int q = 0; q < Q; q++) {
-                // a weight of 0 is not enough: a later row's value may be NaN
-                if (Q > 1 && (j < queries[q].earliest || j > queries[q].position)) continue;
-                const F32x16 w = set1_ps(queries[q].scores[j]);
-                for (int p = 0; p < 4; p++) sums[q][p] = fmadd_ps(w, v[p], sums[q][p]);
-            }
-        }
-        for (int q = 0; q < Q && call.paths != nullptr; q++)
-            for (int64_t j = std::max(in_order, queries[q].earliest); j <= queries[q].position; j++) {
-                const uint16_t* value = block.values + slot_of(call, queries[q], j) * call.value_dim + column;
-                const F32x16 w = set1_ps(queries[q].scores[j]);
-                for (int p = 0; p < 4; p++) sums[q][p] = fmadd_ps(w, load_bf16(value + 16 * p, masks[p]), sums[q][p]);
-            }
-        for (int q = 0; q < Q; q++)
-            for (int p = 0; p < 4 && masks[p]; p++) store_output(call, queries[q], column + 16 * p, sums[q][p]);
-    }
-}
+// Numbers from one query's sums of values to the next one's.
+int64_t sum_stride(int64_t width) { return round_up(width, 16); }
 
-template <int Q = QUERIES_AT_ONCE>
-void weigh_any_values(int count, const AttentionCall& call, const QueryBlock& block, const Query* queries) {
-    if (count >= Q) return weigh_values<Q>(call, block, queries);
-    if constexpr (Q > 1) weigh_any_values<Q - 1>(count, call, block, queries);
-}
-
-// Adds the weighted values at positions first .. end - 1 to the sums of Q queries that see all of them. values: [end - first, width],
-// sums: [Q, width]
-template <int Q>
-void value_tile(const Query* queries, int64_t first, int64_t end, const float* values, int64_t width, float* sums) {
+// Adds the weighted values at positions first .. end - 1 to the sums of Q queries that see all of them, for 16 V columns. values: of these
+// positions, `width` numbers each; mask: of the columns if V is 1; sums: [Q, stride]
+template <int Q, int V>
+void add_columns(const Query* queries, int64_t first, int64_t end, const uint16_t* values, int64_t width, Mask16 mask, float* sums) {
+    const int64_t stride = sum_stride(width);
     const float* weights[Q];
     for (int q = 0; q < Q; q++) weights[q] = queries[q].scores + first;
-    for (int64_t column = 0; column < width; column += 16) {
-        F32x16 s[Q];
-#pragma GCC unroll 12
-        for (int q = 0; q < Q; q++) s[q] = load_ps(sums + q * width + column);
-        for (int64_t j = 0; j < end - first; j++) {
-            const F32x16 v = load_ps(values + j * width + column);
-#pragma GCC unroll 12
-            for (int q = 0; q < Q; q++) s[q] = fmadd_ps(set1_ps(weights[q][j]), v, s[q]);
+    F32x16 s[Q][V];
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; q++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) s[q][v] = load_ps(sums + q * stride + 16 * v);
+    for (int64_t j = 0; j < end - first; j++, values += width) {
+        fetch_ahead(values, 16 * V);
+        F32x16 value[V];
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) value[v] = load_bf16(values + 16 * v, V > 1 ? 0xffff : mask);
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; q++) {
+            const F32x16 w = set1_ps(weights[q][j]);
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++) s[q][v] = fmadd_ps(w, value[v], s[q][v]);
         }
-#pragma GCC unroll 12
-        for (int q = 0; q < Q; q++) store_ps(sums + q * width + column, s[q]);
     }
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; q++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) store_ps(sums + q * stride + 16 * v, s[q][v]);
 }
 
-template <int Q = TILE>
-void any_value_tile(int count, const Query* queries, int64_t first, int64_t end, const float* values, int64_t width, float* sums) {
-    if (count >= Q) return value_tile<Q>(queries, first, end, values, width, sums);
-    if constexpr (Q > 1) any_value_tile<Q - 1>(count, queries, first, end, values, width, sums);
+template <int Q>
+void add_tile(const Query* queries, int64_t first, int64_t end, const uint16_t* values, int64_t width, float* sums) {
+    int64_t column = 0;
+    for (; column + 16 * SUM_COLUMNS <= width; column += 16 * SUM_COLUMNS)
+        add_columns<Q, SUM_COLUMNS>(queries, first, end, values + column, width, 0xffff, sums + column);
+    for (; column < width; column += 16)
+        add_columns<Q, 1>(queries, first, end, values + column, width, lanes(width - column), sums + column);
+}
+
+template <int Q = SUM_TILE>
+void add_any_tile(int count, const Query* queries, int64_t first, int64_t end, const uint16_t* values, int64_t width, float* sums) {
+    if (count >= Q) return add_tile<Q>(queries, first, end, values, width, sums);
+    if constexpr (Q > 1) add_any_tile<Q - 1>(count, queries, first, end, values, width, sums);
 }
 
 // Adds to each query's sums the weighted values that it sees at positions first .. end - 1. Those seen by all are added as a tile.
-void add_values(const Query* queries, int count, int64_t first, int64_t end, const float* values, int64_t width, float* sums) {
+void add_values(const Query* queries, int count, int64_t first, int64_t end, const uint16_t* values, int64_t width, float* sums) {
     int64_t last_earliest = queries[0].earliest, first_position = queries[0].position;
     for (int q = 1; q < count; q++) {
         last_earliest = std::max(last_earliest, queries[q].earliest);
@@ -165,63 +182,48 @@ void add_values(const Query* queries, int count, int64_t first, int64_t end, con
     const auto add_seen = [&](int64_t from, int64_t to) {
         for (int q = 0; q < count; q++) {
             const int64_t begin = std::max(from, queries[q].earliest), last = std::min(to, queries[q].position + 1);
-            if (begin < last) value_tile<1>(queries + q, begin, last, values + (begin - first) * width, width, sums + q * width);
+            if (begin < last) add_tile<1>(queries + q, begin, last, values + begin * width, width, sums + q * sum_stride(width));
         }
     };
     add_seen(first, seen_from);
-    if (seen_from < seen_to) any_value_tile(count, queries, seen_from, seen_to, values + (seen_from - first) * width, width, sums);
+    if (seen_from < seen_to) add_any_tile(count, queries, seen_from, seen_to, values + seen_from * width, width, sums);
     add_seen(seen_to, end);
 }
 
-// values, sums: buffers for VALUES and for MOST_QUERIES rows of `width` numbers
-void weigh_values_of_many(const AttentionCall& call, const QueryBlock& block, int64_t width, float* values, float* sums) {
-    std::fill_n(sums, block.count * width, 0.0f);
-    const int64_t tiles = (block.count + TILE - 1) / TILE, in_order = num_in_order(call, block.num_keys);
-    const auto convert = [&](int64_t slot, float* to) {
-        for (int64_t i = 0; i < width; i += 16)
-            store_ps(to + i, load_bf16(block.values + slot * call.value_dim + i, lanes(call.value_dim - i)));
-    };
+// sums: a buffer for the sums of all queries
+void weigh_values(const AttentionCall& call, const QueryBlock& block, float* sums) {
+    const int64_t in_order = num_in_order(call, block.num_keys), width = call.value_dim, stride = sum_stride(width);
+    const TilesOfQueries tiles(block.count, SUM_TILE);
+    std::fill_n(sums, block.count * stride, 0.0f);
     for (int64_t first = block.earliest; first < in_order; first += VALUES) {
         const int64_t end = std::min(first + VALUES, in_order);
-        for (int64_t j = first; j < end; j++) convert(j, values + (j - first) * width);
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t begin = block.count * tile / tiles, count = block.count * (tile + 1) / tiles - begin;
-            add_values(block.queries + begin, (int)count, first, end, values, width, sums + begin * width);
+        for (int64_t tile = 0; tile < tiles.count; tile++) {
+            const int64_t begin = tiles.begin(tile), count = tiles.end(tile) - begin;
+            add_values(block.queries + begin, (int)count, first, end, block.values, width, sums + begin * stride);
         }
     }
     for (int64_t i = 0; i < block.count && call.paths != nullptr; i++) {
         const Query& query = block.queries[i];
-        for (int64_t j = std::max(in_order, query.earliest); j <= query.position; j++) {
-            convert(slot_of(call, query, j), values);
-            value_tile<1>(&query, j, j + 1, values, width, sums + i * width);
-        }
+        for (int64_t j = std::max(in_order, query.earliest); j <= query.position; j++)
+            add_tile<1>(&query, j, j + 1, block.values + slot_of(call, query, j) * width, width, sums + i * stride);
     }
     for (int64_t i = 0; i < block.count; i++)
-        for (int64_t column = 0; column < call.value_dim; column += 16)
-            store_output(call, block.queries[i], column, load_ps(sums + i * width + column));
+        for (int64_t column = 0; column < width; column += 16)
+            store_output(call, block.queries[i], column, load_ps(sums + i * stride + column));
 }
 
 // ------------------------------------------------------------------------------------------------------------- blocks
 
-void attend_few(const AttentionCall& call, const QueryBlock& block) {
-    for (int64_t i = 0; i < block.count; i++) {
-        score_query(call, block, block.queries[i], 0);
-        exponentiate(call, block.queries[i]);
-    }
-    for (int64_t i = 0; i < block.count; i += QUERIES_AT_ONCE)
-        weigh_any_values((int)std::min<int64_t>(block.count - i, QUERIES_AT_ONCE), call, block, block.queries + i);
-}
-
-void attend_many(const AttentionCall& call, const QueryBlock& block) {
-    const int64_t units = num_steps(call.key_dim) * PARTS, width = round_up(call.value_dim, 16);
+void attend_queries(const AttentionCall& call, const QueryBlock& block) {
+    const int64_t units = num_steps(call.key_dim) * PARTS, num_sums = block.count * sum_stride(call.value_dim);
     thread_local std::vector<float> memory;
-    memory.resize((block.count + 16) * units + (block.count + VALUES) * width + ALIGN);
-    float* values = (float*)round_up((int64_t)memory.data(), ALIGN);
-    float* sums = values + VALUES * width;
-    Unit* keys = (Unit*)(sums + block.count * width);
-    score_queries(call, block, keys + 16 * units, keys);
+    memory.resize((block.count + 16) * units + num_sums + ALIGN);
+    float* sums = (float*)round_up((int64_t)memory.data(), ALIGN);
+    Unit* keys = (Unit*)(sums + num_sums);
+    if (block.count < WORTH_TILES) score_each(call, block, 0);
+    else score_queries(call, block, keys + 16 * units, keys);
     for (int64_t i = 0; i < block.count; i++) exponentiate(call, block.queries[i]);
-    weigh_values_of_many(call, block, width, values, sums);
+    weigh_values(call, block, sums);
 }
 
 // Numbers from one query's scores to the next one's: a line more than needed, so that they do not all map to one first-level cache set.
@@ -237,7 +239,7 @@ int64_t block_queries(const AttentionCall& call, int num_threads) {
     const bool by_tiles = attends_by_tiles(call);  // of which many queries keep no scores
     const int64_t in_cache = by_tiles ? MOST_QUERIES : std::min<int64_t>(MOST_SCORED, SCORES_IN_CACHE / score_stride(num_keys_of(call)));
     const int64_t share = call.num_rows * call.num_heads / (BLOCKS_PER_THREAD * num_threads);
-    const int64_t tile = by_tiles ? TILED_QUERIES : TILE;
+    const int64_t tile = by_tiles ? TILED_QUERIES : SUM_TILE;
     return std::max<int64_t>(FEWEST_QUERIES, std::min(share, in_cache) / tile * tile);
 }
 
@@ -266,9 +268,7 @@ void attend_block(const AttentionCall& call, int64_t index, int64_t size, float*
         query.sink = call.sinks ? call.sinks + query.head : nullptr;
         query.bias = call.bias ? call.bias + query.head * (2 * call.farthest + 1) + call.farthest : nullptr;
     }
-    if (attends_by_tiles(call)) attend_by_tiles(call, block);
-    else if (block.count < WORTH_TILES) attend_few(call, block);
-    else attend_many(call, block);
+    attends_by_tiles(call) ? attend_by_tiles(call, block) : attend_queries(call, block);
 }
 
 // Computes the thread's share of a call's blocks. Threads take turns, which continue from call to call.

@@ -17,7 +17,6 @@ using Short = float;                 // a row's number for a bfloat16 product, r
 
 constexpr int INT8_UNIT = 2;         // adjacent inputs of one output in a packed int8 matrix, and in a bfloat16 matrix
 constexpr int OFFSET = 0;
-constexpr int QUERIES_AT_ONCE = 1;          // queries that share a read of a value: the sums of more would not stay in registers
 constexpr bool SPARSE = false;              // see Prefetch
 constexpr int PREFETCH = 4096;              // bytes ahead: past the end of the page, at which the hardware's prefetcher stops
 
@@ -193,6 +192,9 @@ F64x8 cvtepu52_pd(I512 x) {  // integers below 2^52, as the fraction of a number
     const __m256i bits = _mm256_castpd_si256(first);
     return {_mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(x.low, bits)), first), _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(x.high, bits)), first)};
 }
+
+// Has x computed here: otherwise GCC 12 moves additions down, and keeps their operands in memory.
+INLINE void pin(F32x16& x) { asm volatile("" : "+x"(x.low), "+x"(x.high)); }
 
 // ------------------------------------------------------------------------------------------------ reading and writing
 
@@ -676,9 +678,10 @@ F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
 using Unit = float;
 constexpr int PARTS = 8;
 constexpr int PART_ORDER[PARTS] = {0, 1, 2, 3, 4, 5, 6, 7};  // the order in which a balanced tree adds them as `totals` does
-constexpr int TILE = 6;                                      // queries of a tile
+constexpr int SCORE_TILE = 6;                // queries whose scores are computed together
+constexpr int SUM_TILE = 6, SUM_COLUMNS = 1;  // queries to whose sums values are added together, and by how many times sixteen columns
 
-int64_t num_steps(int64_t dim) { return round_up(dim, 16) / 8; }
+constexpr int64_t num_steps(int64_t dim) { return round_up(dim, 16) / 8; }
 
 F32x16 score_step(F32x16 sum, const Unit* query, const Unit* keys) { return fmadd_ps(set1_ps(*query), load_ps(keys), sum); }
 

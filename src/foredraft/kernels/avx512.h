@@ -15,7 +15,6 @@ using Short = uint16_t;           // a row's number for a bfloat16 product
 
 constexpr int INT8_UNIT = 4;      // adjacent inputs of one output in a packed int8 matrix; two in a bfloat16 matrix
 constexpr int OFFSET = 128;       // the instruction multiplies unsigned by signed numbers
-constexpr int QUERIES_AT_ONCE = 4;       // queries that share a read of a value
 
 // ------------------------------------------------------------------------------------------------------- instructions
 
@@ -92,6 +91,9 @@ I512 xor_si512(I512 a, I512 b) { return _mm512_xor_si512(a, b); }
 template <int BITS>
 I512 srli_epi64(I512 x) { return _mm512_srli_epi64(x, BITS); }
 F64x8 cvtepu52_pd(I512 x) { return _mm512_cvtepu64_pd(x); }  // integers below 2^52
+
+// Has x computed here: otherwise GCC 12 moves additions down, and keeps their operands in memory.
+INLINE void pin(F32x16& x) { asm volatile("" : "+v"(x)); }
 
 // ------------------------------------------------------------------------------------------------ reading and writing
 
@@ -337,9 +339,10 @@ F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
 using Unit = int32_t;
 constexpr int PARTS = 16;
 constexpr int PART_ORDER[PARTS] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};  // the order in which a balanced tree adds them as `totals` does
-constexpr int TILE = 12;                                                                // queries of a tile
+constexpr int SCORE_TILE = 4;                // queries whose scores are computed together
+constexpr int SUM_TILE = 6, SUM_COLUMNS = 4;  // queries to whose sums values are added together, and by how many times sixteen columns
 
-int64_t num_steps(int64_t dim) { return round_up(dim, 32) / 32; }
+constexpr int64_t num_steps(int64_t dim) { return round_up(dim, 32) / 32; }
 
 F32x16 score_step(F32x16 sum, const Unit* query, const Unit* keys) {
     return _mm512_dpbf16_ps(sum, (__m512bh)set1_epi32(*query), (__m512bh)load_si512(keys));

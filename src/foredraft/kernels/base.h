@@ -16,7 +16,7 @@ constexpr int ALIGN = 64;
 constexpr int64_t PAGE = 4096;  // bytes
 constexpr int UNIT = 4;    // adjacent inputs of one output in a matrix of four bits
 
-int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
 // Divides a piece of memory.
 struct Arena {

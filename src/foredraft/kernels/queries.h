@@ -97,21 +97,53 @@ float inverse_of(const Query& query, float most, F32x16 sum) {
     return 1.0f / total;
 }
 
-// Turns products into scores, and scores into weights, in place.
-void exponentiate(const AttentionCall& call, Query& query) {
-    F32x16 largest = set1_ps(-INFINITY);
-    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
-        const F32x16 s = seen_scores(call, query, j, loadu_ps(query.scores + j));
-        largest = max_ps(s, largest);
-        storeu_ps(query.scores + j, s);
+// Whether a query's scores are only scaled products, among keys that are all seen.
+bool only_scales(const AttentionCall& call, const Query& query) {
+    return call.scale > 0 && call.softcap == 0 && query.bias == nullptr && call.mask == nullptr;
+}
+
+// Weights from products that are only scaled: the scale and the change to powers of two are one multiplication.
+class ScaledWeights {
+    static constexpr float LOG2_E = 1.44269504f;
+    F32x16 factor_, most_;
+
+public:
+    ScaledWeights(float scale, float most) : factor_(set1_ps(scale * LOG2_E)), most_(set1_ps(most * LOG2_E)) {}
+    INLINE F32x16 operator()(F32x16 products) const {  // if the second operand of max is NaN, so is the result
+        return exp2_above(max_ps(set1_ps(-125.0f), fmsub_ps(products, factor_, most_)));
     }
+};
+
+// Turns products into weights, in place. Only those in blocks that are not all seen, or not only scaled, become scores in between.
+void exponentiate(const AttentionCall& call, Query& query) {
+    const int64_t first = query.first_block(), end = query.position + 1;
+    const int64_t scaled_from = only_scales(call, query) ? std::min(round_up(query.earliest, 16), end) : end;
+    const int64_t scaled_to = std::max(scaled_from, end / 16 * 16);
+    F32x16 largest = set1_ps(-INFINITY), largest_product = largest;
+    const auto score = [&](int64_t from, int64_t to) {
+        for (int64_t j = from; j < to; j += 16) {
+            const F32x16 s = seen_scores(call, query, j, loadu_ps(query.scores + j));
+            largest = max_ps(s, largest);
+            storeu_ps(query.scores + j, s);
+        }
+    };
+    score(first, scaled_from);
+    for (int64_t j = scaled_from; j < scaled_to; j += 16) largest_product = max_ps(loadu_ps(query.scores + j), largest_product);
+    score(scaled_to, end);
+    if (scaled_from < scaled_to) largest = max_ps(mul_ps(largest_product, set1_ps(call.scale)), largest);
     const float most = most_of(query, largest);
     F32x16 sum = setzero_ps();
-    for (int64_t j = query.first_block(); j <= query.position; j += 16) {
-        const F32x16 w = exp_nonpositive(sub_ps(loadu_ps(query.scores + j), set1_ps(most)));
-        sum = add_ps(sum, w);
-        storeu_ps(query.scores + j, w);
-    }
+    const auto weigh = [&](int64_t from, int64_t to, const auto& weight) __attribute__((always_inline)) {
+        for (int64_t j = from; j < to; j += 16) {
+            const F32x16 w = weight(loadu_ps(query.scores + j));
+            sum = add_ps(sum, w);
+            storeu_ps(query.scores + j, w);
+        }
+    };
+    const auto weight_of_score = [&](F32x16 s) __attribute__((always_inline)) { return exp_nonpositive(sub_ps(s, set1_ps(most))); };
+    weigh(first, scaled_from, weight_of_score);
+    weigh(scaled_from, scaled_to, ScaledWeights(call.scale, most));
+    weigh(scaled_to, end, weight_of_score);
     query.inverse = inverse_of(query, most, sum);
 }
 
