@@ -12,10 +12,26 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft import LLM, SamplingParams
 from foredraft.engine.embedded_models import with_embedded_models
+from foredraft.engine.stats import SpeculationStats
 from foredraft.model import EMBEDDED
 from foredraft.settings import Settings
 
 TARGET, DRAFT, HEAD, SMOLLM2_HEAD = (EMBEDDED / name for name in ("target", "draft", "head", "smollm2-head"))
+# So many that what the head reaches on them does not depend on the processor, which decides what the texts are.
+QUESTIONS = (
+    "Explain how plants make their food.",
+    "Write a short poem about the sea.",
+    "How do I boil an egg?",
+    "Name three uses of copper, with a reason for each.",
+    "Write a Python function that reverses a list.",
+    "What is a good plan for a rainy day?",
+    "Summarise the story of Cinderella.",
+    "Why do people keep diaries?",
+    "Give me a recipe for pancakes.",
+    "What is the difference between a lake and a sea?",
+    "Write an email that asks for a day off.",
+    "Describe a market in the morning.",
+)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +86,11 @@ def test_the_head_for_a_target_is_found_by_name_or_configuration(tmp_path: Path)
 )
 def test_the_head_for_smollm2_drafts_and_does_not_change_the_text(smollm2: Path, params: dict[str, Any]) -> None:
     llm = LLM(smollm2, method="eagle", num_threads=1, speculative_tokens=4)
-    wanted = SamplingParams(max_tokens=48, **params)
-    messages = [{"role": "user", "content": "Explain how plants make their food."}]
-    (output,), (plain,) = (one.chat(messages, wanted) for one in (llm, llm.with_drafter("none")))
-    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
-    stats = output.metrics.stats
+    wanted = SamplingParams(max_tokens=96, **params)
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    outputs, plain = (one.chat(chats, wanted) for one in (llm, llm.with_drafter("none")))
+    assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in plain]
+    stats = sum((each.metrics.stats for each in outputs), SpeculationStats())
     assert stats.mean_acceptance_length is not None
     assert stats.mean_acceptance_length > 1.5
 
