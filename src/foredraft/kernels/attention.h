@@ -49,12 +49,16 @@ INLINE void fetch_ahead(const uint16_t* from, int64_t count) {
 void score_each(const AttentionCall& call, const QueryBlock& block, int64_t first) {
     for (int64_t j = std::max(first, block.earliest / 16 * 16); j < block.num_keys; j += 16) {
         const bool are_in_order = call.paths == nullptr || j + 16 <= call.start;
-        const uint16_t* in_order = block.keys + j * call.key_dim;
-        if (are_in_order) fetch_ahead(in_order, 16 * call.key_dim);
+        const uint16_t* keys = block.keys + j * call.key_dim;
+        if (are_in_order) fetch_ahead(keys, 16 * call.key_dim);
+        int64_t row = -1;  // whose path `keys` follow
         for (int64_t i = 0; i < block.count; i++) {
             const Query& query = block.queries[i];
             if (!query.sees(j, 16)) continue;
-            const uint16_t* keys = are_in_order ? in_order : collect_keys(call, block, query, j);
+            if (!are_in_order && query.row != row) {
+                keys = collect_keys(call, block, query, j);
+                row = query.row;
+            }
             storeu_ps(query.scores + j, score_block(query.from, keys, call.key_dim));
         }
     }
@@ -268,7 +272,8 @@ void attend_block(const AttentionCall& call, int64_t index, int64_t size, float*
         query.sink = call.sinks ? call.sinks + query.head : nullptr;
         query.bias = call.bias ? call.bias + query.head * (2 * call.farthest + 1) + call.farthest : nullptr;
     }
-    attends_by_tiles(call) ? attend_by_tiles(call, block) : attend_queries(call, block);
+    if (attends_by_tiles(call)) attend_by_tiles(call, block);
+    else attend_queries(call, block);
 }
 
 // Computes the thread's share of a call's blocks. Threads take turns, which continue from call to call.

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int WORTH_TILES = 6;                        // the fewest queries for which converting keys and values pays
+constexpr int WORTH_TILES = 6;                        // the fewest queries for which rearranging keys pays
 
 struct Query {
     const uint16_t* from;
