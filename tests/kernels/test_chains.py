@@ -67,7 +67,7 @@ def one_by_one(kernels: Kernels, given: Case, specs: list[DrawSpec], vocab_size:
         ids: list[int] = []
         for step in range(length):
             own = spec._replace(uniforms=spec.uniforms[step : step + 1], keys=spec.keys[step : step + 1])
-            token = int(kernels.choose(given.row(first_row + step, token)[:, :vocab_size].contiguous(), [own])[0])
+            [token] = kernels.choose(given.row(first_row + step, token)[:, :vocab_size].contiguous(), [own])
             ids.append(token)
         found.append(ids)
     return found

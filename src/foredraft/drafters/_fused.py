@@ -76,7 +76,8 @@ class FusedReader(Generic[Head]):
             reads.append(Read(request.seq_id, request.tokens[start + 1 : start + 1 + len(new)], 1))
             features.append(new)
             self._num_fused[request.seq_id] = start + len(new)
-        return reads, self._head.fuse(torch.cat(features).to(self._head.dtype))
+        rows = features[0] if len(features) == 1 else torch.cat(features)
+        return reads, self._head.fuse(rows.to(self._head.dtype))
 
     def _num_rows(self, draft: Draft) -> int:
         """The rows that the draft takes of a pass."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -123,9 +123,9 @@ def num_counted(item: ScheduledSequence, outcome: Outcome) -> int:
     return item.max_draft if item.shape is None else min(item.max_draft, len(item.shape))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
-    """What happened in one step. Times in seconds.
+    """What happened in one step. Times in seconds. Read-only, and not frozen for the same reason as DraftRequest.
 
     scheduled: all sequences that took part, prefill included. scoring: those that were verified; proposal, outcomes and num_kept
     (how many of its new ids a text kept) have a row for each of these.
@@ -189,7 +189,8 @@ class Attempt(NamedTuple):
 
     def committed(self, num_kept: Sequence[int]) -> Step:
         """Complete the step, which ends now."""
-        return replace(self.step, num_kept=num_kept, total_time=self.timer.total())
+        self.step.num_kept, self.step.total_time = num_kept, self.timer.total()
+        return self.step
 
 
 class Observer(Protocol):

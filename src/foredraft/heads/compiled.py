@@ -89,7 +89,6 @@ class CompiledEagle:
         """Logits over the target's vocabulary: [n, D] -> [n, V]. Ids that the head cannot draft get -inf."""
         return to_target_vocabulary(logits, self.config.target_ids, self.config.vocab_size)
 
-    @torch.inference_mode()
     def read(self, reads: Sequence[Read], states: Tensor, cache: KVCache) -> HeadReading:
         """See EagleHead.read."""
         batch = flatten(reads, cache)
@@ -100,7 +99,6 @@ class CompiledEagle:
         remember(reads, batch)
         return HeadReading(logits, hidden[batch.wanted])
 
-    @torch.inference_mode()
     def generate(
         self,
         reads: Sequence[Read],
@@ -126,7 +124,6 @@ class CompiledEagle:
             span.region.tokens.extend([*read.tokens, *tokens[:-1]])
         return Generated(ids, None if probs is None else TokenProbs(probs, kept_ids))
 
-    @torch.inference_mode()
     def grow(
         self,
         reads: Sequence[Read],

@@ -398,20 +398,20 @@ class Kernels:
         )
         return _written(chosen, chains.lens, most, probs, ids)
 
-    def choose(self, logits: Tensor, specs: Sequence[DrawSpec]) -> Tensor:
-        """Choose one token for each row, with a spec each; -1 for a row with a NaN. logits: [R, V] -> [R]"""
+    def choose(self, logits: Tensor, specs: Sequence[DrawSpec]) -> list[int]:
+        """Choose one token for each row, with a spec each; -1 for a row with a NaN. logits: [R, V] -> R ids"""
         logits, packed = _checked_logits(logits), PackedDrawSpecs(specs)
-        num_rows = len(logits)
-        ids = torch.empty(num_rows, dtype=torch.int64)
+        rows = _rows_of(logits)
+        ids = array("q", [-1]) * rows[2]
         self._library.choose(
-            *_rows_of(logits),
+            *rows,
             packed.rows,
             packed.uniforms,
             packed.keys,
-            ids.data_ptr(),
+            ids.buffer_info()[0],
             torch.get_num_threads(),
         )
-        return ids
+        return ids.tolist()
 
     def token_probs(
         self, logits: Tensor, temperatures: Sequence[float], truncation: tuple[int, float, float]

@@ -302,7 +302,7 @@ def pending_choice(logits: Tensor, rows: Sequence[Row], *, margins: bool = False
     logits, failed = adjusted(logits, rows)
     kernels = kernels_for(logits)
     if kernels is not None and not margins:
-        return Pending([kernels.choose(logits, draw_specs(rows))], lambda host: _choice_of(host[0][None], failed))
+        return Pending.of(_choice(kernels.choose(logits, draw_specs(rows)), None, failed))
     greedy = [r for r, row in enumerate(rows) if row.spec.is_greedy]
     groups = [group for group in (greedy, *sampled_groups(rows)) if group]
     parts = [_chosen(select(logits, group), [rows[r] for r in group], margins) for group in groups]
@@ -320,8 +320,13 @@ def pending_choice(logits: Tensor, rows: Sequence[Row], *, margins: bool = False
 def _choice_of(numbers: Tensor, failed: Failures) -> Choice:
     """numbers: [1 or 2, R] on the CPU: ids, -1 where a row is not a distribution, and margins if requested."""
     ids, *margins = numbers.tolist()
-    ids, not_a_distribution = _checked(list(map(int, ids)))
-    return Choice(ids, margins[0] if margins else None, {**not_a_distribution, **failed})
+    return _choice(list(map(int, ids)), margins[0] if margins else None, failed)
+
+
+def _choice(ids: list[int], margins: list[float] | None, failed: Failures) -> Choice:
+    """ids: -1 where a row is not a distribution. failed: rows that failed before."""
+    ids, not_a_distribution = _checked(ids)
+    return Choice(ids, margins, {**not_a_distribution, **failed} if failed else not_a_distribution)
 
 
 def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:

@@ -38,7 +38,7 @@ def argmax_rows(x: Tensor) -> Tensor:
 
 def kernels_for(x: Tensor) -> Kernels | None:
     """The compiled kernels, if they can read x: bfloat16 or float32 on the CPU, with the same results for both."""
-    return load_kernels() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float32) else None
+    return load_kernels() if x.is_cpu and x.dtype in (torch.bfloat16, torch.float32) else None
 
 
 def top_two_on_device(x: Tensor) -> Tensor | None:
