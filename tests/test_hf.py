@@ -20,8 +20,10 @@ from transformers import (
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 import foredraft
-from foredraft import ForedraftError
+from foredraft import DraftRequest, ForedraftError, Proposal
+from foredraft.drafters import HybridDrafter
 from foredraft.model import EMBEDDED
+from foredraft.sampling import Pending
 from tests.vocabulary.permuted import permuted_draft
 
 PROMPTS = ["def add(a, b):", "Once upon a time there was a big dog and"]
@@ -72,6 +74,30 @@ def test_greedy_text_is_that_of_generate(
     assert ours.tolist() == expected.tolist()
     undrafted = foredraft.generate(model, inputs, **settings)
     assert undrafted.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("tokens", "is_asked"), [("auto", True), (4, False)])
+def test_a_lookup_and_a_draft_model_share_the_drafting_with_auto(
+    model: PreTrainedModel,
+    draft_model: PreTrainedModel,
+    inputs: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int | str,
+    is_asked: bool,
+) -> None:
+    asked: list[object] = []
+    begin = HybridDrafter.begin
+
+    def recorded(self: HybridDrafter, requests: list[DraftRequest]) -> Pending[Proposal]:
+        asked.append(self)
+        return begin(self, requests)
+
+    monkeypatch.setattr(HybridDrafter, "begin", recorded)
+    settings = {"max_new_tokens": 48, "do_sample": False}
+    expected = model.generate(**inputs, **settings)
+    settings |= {"draft_model": draft_model, "method": "suffix+draft_model", "speculative_tokens": tokens}
+    assert foredraft.generate(model, inputs, **settings).tolist() == expected.tolist()
+    assert bool(asked) == is_asked
 
 
 @pytest.mark.parametrize("strings", ["return", ["return", "dog"], [" bi", "ig d"], ["zzzz"]], ids=str)

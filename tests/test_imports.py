@@ -49,7 +49,7 @@ LAYERS = (
     {"heads", "remote"},
     {"drafters", "policy", "engine.drafter_group"},
     {"engine.scheduler", "engine.faults", "engine.methods"},
-    {"engine.engine", "engine.models", "engine.draft_sources"},
+    {"engine.engine", "engine.models", "engine.draft_sources", "engine.hybrids"},
     {"engine.build", "engine.embedded_models", "engine.run"},
     {"engine", "utils", "text", "tools"},
     {"text.token_kinds", "text.tokenizing", "text.outputs", "text.grammar"},

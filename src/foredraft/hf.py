@@ -25,6 +25,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from foredraft.engine.draft_sources import DraftSources
 from foredraft.engine.engine import Engine
+from foredraft.engine.hybrids import hybrid_of, with_hybrid
 from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, names_of
 from foredraft.engine.models import check_can_have_head, check_encoders, check_logit_width
 from foredraft.engine.run import run_steps
@@ -35,7 +36,7 @@ from foredraft.errors import ForedraftError, RequestError
 from foredraft.heads import EarlyExit
 from foredraft.model import LanguageModel, LoadOptions, ModelInputs, load_model
 from foredraft.policy import Controller
-from foredraft.sampling import LogitsProcessor, SamplingParams
+from foredraft.sampling import AUTO, LogitsProcessor, SamplingParams
 from foredraft.utils.arguments import check_numbers
 from foredraft.vocabulary import VocabularyPair, pair_of
 
@@ -128,7 +129,8 @@ def custom_generate(
     -> ids [B, L + new], padded on the right as by generate
 
     method, exit_layer: as for LLM. speculative_tokens: a number, or "auto", which measures how many are fastest; then the number of
-    draft tokens, and so a text sampled without a seed, depends on measured times. seed: sampled text depends on model, prompt and
+    draft tokens, and so a text sampled without a seed, depends on measured times, and several methods may draft (with a number, the
+    first one drafts). seed: sampled text depends on model, prompt and
     settings alone; rows with the same prompt get different noise. Without a seed the noise comes from PyTorch's generator, so
     torch.manual_seed applies. vocabularies: of both models if they differ (foredraft.vocabulary.pair_of). sources: the encoder's
     token ids for each row of the batch, without padding. generate passes neither sources nor a tokenizer: for an encoder-decoder,
@@ -140,7 +142,8 @@ def custom_generate(
     _refuse(config, model_kwargs)
     with _evaluating([model] if draft_model is None else [model, draft_model]):
         inputs = _inputs_of(model, input_ids, sources, model_kwargs)
-        engine = _engine(model, draft_model, method, exit_layer, len(inputs), config, vocabularies)
+        is_auto = speculative_tokens == AUTO
+        engine = _engine(model, draft_model, method, exit_layer, len(inputs), config, vocabularies, is_auto=is_auto)
         return _write(engine, inputs, input_ids, logits_processor, stopping_criteria, config, speculative_tokens, seed)
 
 
@@ -314,6 +317,8 @@ def _engine(
     num_rows: int,
     config: GenerationConfig,
     vocabularies: VocabularyPair | None,
+    *,
+    is_auto: bool,
 ) -> Engine:
     check_numbers(exit_layer=(exit_layer, 1))
     has_exit_layer = exit_layer is not None
@@ -333,11 +338,13 @@ def _engine(
     sources = DraftSources(target, drafts, head, pairs)
     pool = sources.new_pool(methods, limits)
     drafters = sources.drafters(methods, limits, pool)
+    if is_auto:
+        drafters = with_hybrid(drafters)
     return Engine(
         target,
         drafters,
         pool,
-        policy=Controller(list(drafters)),
+        policy=Controller(list(drafters), hybrid=hybrid_of(drafters)),
         end_ids=_as_ids(config.eos_token_id),
         seed=int(torch.randint(2**62, ()).item()),
         retain=False,

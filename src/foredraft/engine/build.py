@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foredraft.drafters import (
     CountedRefits,
-    HybridDrafter,
     MergedDrafter,
     RefitSchedule,
     TimedRefits,
@@ -15,15 +14,16 @@ from foredraft.drafters import (
 )
 from foredraft.engine.draft_sources import DraftSources
 from foredraft.engine.engine import Engine
+from foredraft.engine.hybrids import hybrid_of, with_hybrid
 from foredraft.engine.memory_pool import MemoryPool
-from foredraft.engine.methods import DRAFT_METHODS, HYBRID, LOOKUPS, MERGED, NO_DRAFT, OWN_DRAFTS, Method
+from foredraft.engine.methods import HYBRID, MERGED, NO_DRAFT, Method
 from foredraft.engine.models import LoadedModels
 from foredraft.engine.proposal import Drafter, grows_trees
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError, shown
 from foredraft.model import LanguageModel
-from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Hybrid, Policy
+from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
 from foredraft.remote import DraftServerAccess
 from foredraft.sampling import AUTO
 from foredraft.utils.arguments import check_numbers, check_thresholds
@@ -113,10 +113,10 @@ class EngineBuilder:
         no such pair, or the shape of trees is fixed, it merges the trees of all drafters that grow them; it comes first if the shape is
         fixed."""
         settings = self.settings
-        hybrid = _hybrid_of(drafters)
-        if self.speculative_tokens == AUTO and settings.shape is None and hybrid is not None:
-            lookup, model = ((part, drafters[part]) for part in (hybrid.lookup, hybrid.model))
-            return {**drafters, hybrid.name: HybridDrafter(lookup, model)}
+        if self.speculative_tokens == AUTO and settings.shape is None:
+            drafters = with_hybrid(drafters)
+            if HYBRID in drafters:
+                return drafters
         if settings.shape is None and not settings.auto_trees:
             return drafters
         growing = {name: drafter for name, drafter in drafters.items() if grows_trees(drafter)}
@@ -144,7 +144,7 @@ class EngineBuilder:
             max_draft=settings.max_speculative_tokens,
             shape=settings.shape if names[0] in growing else None,
             tree_drafters=growing if settings.auto_trees else (),
-            hybrid=_hybrid_of(names) if HYBRID in names else None,
+            hybrid=hybrid_of(names),
             costs=store.load() if store else None,
             store=store if saves_costs else None,
         )
@@ -187,11 +187,3 @@ class EngineBuilder:
             verifier=verifier,
             verification_rules=self.settings.verification_rules,
         )
-
-
-def _hybrid_of(names: Iterable[str]) -> Hybrid | None:
-    """The first lookup and the first method that drafts with a model or a head; None if there are not both."""
-    names = list(names)
-    lookup = next((name for name in names if name in LOOKUPS), None)
-    model = next((name for name in names if name in DRAFT_METHODS or name in OWN_DRAFTS), None)
-    return None if lookup is None or model is None else Hybrid(HYBRID, lookup, model)

@@ -171,15 +171,22 @@ def test_nothing_is_drafted_past_the_longest_text() -> None:
         assert len(draft) <= 24 - length
 
 
-def test_a_draft_model_drafts_on_the_cpu() -> None:
-    config = config_for(
-        vocab_size=4096, method="draft_model", draft_model=str(EMBEDDED / "draft"), speculative_tokens=3
-    )
-    proposer = Proposer(config)
-    engine = FakeEngine(proposer, lambda history: (history[-1] + 1) % 4096)
+@pytest.mark.parametrize(
+    ("method", "tokens", "drafters"),
+    [
+        ("draft_model", 3, ["draft_model"]),
+        ("suffix+draft_model", 3, ["suffix", "draft_model"]),
+        ("suffix+draft_model", "auto", ["suffix", "draft_model", "hybrid"]),
+    ],
+)
+def test_a_draft_model_drafts_on_the_cpu(method: str, tokens: int | str, drafters: list[str]) -> None:
+    draft = str(EMBEDDED / "draft")
+    engine = clocked(CHEAP, looping, vocab_size=4096, method=method, draft_model=draft, speculative_tokens=tokens)
+    assert isinstance(engine._proposer, Proposer)
+    assert [*engine._proposer._drafting._group.names] == drafters
     given = [[5, 6, 7], [100, 200]]
-    for prompt, text in zip(given, engine.run(given, 8), strict=True):
-        assert text == written(prompt, lambda history: (history[-1] + 1) % 4096, 8)
+    for prompt, text in zip(given, engine.run(given, 40), strict=True):
+        assert text == written(prompt, looping, 40)
     assert engine.num_drafted > 0
 
 

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foredraft.drafters import DrafterContext, SuffixDrafter, build
+from foredraft.engine.hybrids import hybrid_of, with_hybrid
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import Drafter
 from foredraft.integrations.vllm.drafting import Drafting
 from foredraft.integrations.vllm.options import ProposerOptions
 from foredraft.integrations.vllm.texts import Texts
 from foredraft.model import LanguageModel, LoadOptions, available_memory, load_model
-from foredraft.policy import Controller, FixedPolicy, SafePolicy
+from foredraft.policy import Controller, FixedPolicy, Policy, SafePolicy
 from foredraft.sampling import AUTO
 from foredraft.utils.isolation import brief
 
@@ -47,8 +48,10 @@ class Proposer:
         fixed = None if isinstance(tokens, str) else min(tokens, most)
         self._texts = Texts(max_len, fixed)
         drafters = _drafters(options, vocab_size, max_len, int(vllm_config.scheduler_config.max_num_seqs))
-        names = [*drafters]
-        policy = Controller(names, max_draft=most) if fixed is None else FixedPolicy(names[0])
+        policy: Policy = FixedPolicy(next(iter(drafters)))
+        if fixed is None:
+            drafters = with_hybrid(drafters)
+            policy = Controller([*drafters], max_draft=most, hybrid=hybrid_of(drafters))
         self._drafting = Drafting(drafters, SafePolicy(policy), self._texts, vocab_size, most, learns=fixed is None)
         self._has_failed = False
 
