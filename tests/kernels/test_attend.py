@@ -146,6 +146,28 @@ def test_attention_over_many_keys_follows_the_formula(kernels: Kernels, start: i
     assert_near(attend(kernels, [s], shape)[0], formula(s, shape))
 
 
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
+@pytest.mark.parametrize("score", [200.0, 1e4, 1e6, 1e8, 1e10, 1e20, 1e38])
+def test_large_scores_follow_the_formula(kernels: Kernels, score: float, num_rows: int) -> None:
+    """One key in sixteen has this score and the others 0, whole blocks of keys or not, and values up to 1e37."""
+    s = sequence(Heads(1, 2, 16, 16), 100 - num_rows, num_rows)
+    query, keys, values = s.query * 0, s.keys * 0, s.values.clone()
+    query[..., 0], keys[:, 3::16, 0] = score / 4, 4.0
+    if score < 1e37:
+        values[:, 4::16] = 1e37  # of keys whose weights are 0
+    s = replace(s, query=query, keys=keys, values=values)
+    [ours] = attend(kernels, [s], AttentionShape(1.0))
+    assert_near(ours, formula(s, AttentionShape(1.0)))
+
+
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_scores_that_overflow_give_nan(kernels: Kernels, num_rows: int) -> None:
+    s = sequence(Heads(1, 1, 16, 16), 100 - num_rows, num_rows)
+    s = replace(s, query=s.query * 0 + 3e38, keys=s.keys * 0 - 3e38)
+    [ours] = attend(kernels, [s], AttentionShape(1.0))
+    assert ours.isnan().all()
+
+
 @pytest.mark.parametrize("settings", [{}, {"window": 11}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("has_mask", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)

@@ -49,8 +49,8 @@ Mask16 at_least(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ
 Mask16 equal(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 Mask16 is_nan_ps(F32x16 x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
 
-// y where x is at least `least`, x where it is NaN, else 0
-F32x16 zero_below(F32x16 y, F32x16 x, F32x16 least) { return mask_mov_ps(maskz_mov_ps(at_least(x, least), y), is_nan_ps(x), x); }
+// y where x is at least `least` or NaN (y is then NaN too), else 0
+F32x16 zero_below(F32x16 y, F32x16 x, F32x16 least) { return maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), y); }
 
 I512 set1_epi32(int32_t x) { return _mm512_set1_epi32(x); }
 I512 setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l, int m, int n, int o, int p) {

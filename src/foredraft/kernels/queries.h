@@ -102,16 +102,14 @@ bool only_scales(const AttentionCall& call, const Query& query) {
     return call.scale > 0 && call.softcap == 0 && query.bias == nullptr && call.mask == nullptr;
 }
 
-// Weights from products that are only scaled: the scale and the change to powers of two are one multiplication.
+// Weights from products that are only scaled. The largest score is rounded as `most` is, so its weight is exactly 1: a scale that is
+// multiplied with log2(e) first would round it differently, which is more than a weight if scores are large.
 class ScaledWeights {
-    static constexpr float LOG2_E = 1.44269504f;
-    F32x16 factor_, most_;
+    F32x16 scale_, most_;
 
 public:
-    ScaledWeights(float scale, float most) : factor_(set1_ps(scale * LOG2_E)), most_(set1_ps(most * LOG2_E)) {}
-    INLINE F32x16 operator()(F32x16 products) const {  // if the second operand of max is NaN, so is the result
-        return exp2_above(max_ps(set1_ps(-125.0f), fmsub_ps(products, factor_, most_)));
-    }
+    ScaledWeights(float scale, float most) : scale_(set1_ps(scale)), most_(set1_ps(most)) {}
+    INLINE F32x16 operator()(F32x16 products) const { return fast_exp_nonpositive(sub_ps(mul_ps(products, scale_), most_)); }
 };
 
 // Turns products into weights, in place. Only those in blocks that are not all seen, or not only scaled, become scores in between.
