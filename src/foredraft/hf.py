@@ -26,7 +26,15 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from foredraft.engine.draft_sources import DraftSources
 from foredraft.engine.engine import Engine
 from foredraft.engine.hybrids import hybrid_of, with_hybrid
-from foredraft.engine.methods import Methods, check_exit_layer, choose_methods, names_of
+from foredraft.engine.methods import (
+    DRAFT_METHODS,
+    EARLY_EXIT,
+    OWN_DRAFTS,
+    Methods,
+    check_exit_layer,
+    choose_methods,
+    names_of,
+)
 from foredraft.engine.models import check_can_have_head, check_encoders, check_logit_width
 from foredraft.engine.run import run_steps
 from foredraft.engine.scheduler import Limits
@@ -39,6 +47,9 @@ from foredraft.policy import Controller
 from foredraft.sampling import AUTO, LogitsProcessor, SamplingParams
 from foredraft.utils.arguments import check_numbers
 from foredraft.vocabulary import VocabularyPair, pair_of
+
+_DRAFT_METHODS = ("draft_model", "pard", EARLY_EXIT)
+"""The DRAFT_METHODS that draft with a model in memory."""
 
 _UNSUPPORTED_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "force_words_ids", "constraints")
 
@@ -140,6 +151,10 @@ def custom_generate(
     """
     config = generation_config or model.generation_config
     _refuse(config, model_kwargs)
+    if draft_model is not None and not isinstance(draft_model, PreTrainedModel):
+        raise ForedraftError(
+            f"draft_model must be a transformers model, not {type(draft_model).__name__}: LLM takes directories, hub ids and heads"
+        )
     with _evaluating([model] if draft_model is None else [model, draft_model]):
         inputs = _inputs_of(model, input_ids, sources, model_kwargs)
         is_auto = speculative_tokens == AUTO
@@ -321,6 +336,7 @@ def _engine(
     is_auto: bool,
 ) -> Engine:
     check_numbers(exit_layer=(exit_layer, 1))
+    _check_methods(method)
     has_exit_layer = exit_layer is not None
     methods = choose_methods(method, has_draft_model=draft_model is not None, has_exit_layer=has_exit_layer)
     check_exit_layer(exit_layer, names_of(methods), "draft_model")
@@ -349,6 +365,15 @@ def _engine(
         seed=int(torch.randint(2**62, ()).item()),
         retain=False,
     )
+
+
+def _check_methods(method: Methods | None) -> None:
+    """Refuse methods that need a head or a copy of the target, which are loaded from files."""
+    for name in names_of(method) if method is not None else ():
+        if name in OWN_DRAFTS or (name in DRAFT_METHODS and name not in _DRAFT_METHODS):
+            raise ForedraftError(
+                f'method "{name}" is for LLM, which loads what it needs: use LLM(..., method="{name}")'
+            )
 
 
 def _language_model(model: PreTrainedModel) -> LanguageModel:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from foredraft import LLM
-from foredraft.heads.decoder_draft import new_decoder, save_decoder
+from foredraft.heads.decoder_draft import WEIGHTS, new_decoder, save_decoder
 from tests.command_line import assert_refused, generate, json_lines, run
 from tests.model.zoo import Species, random_model
 from tests.server.conftest import running
@@ -56,6 +57,12 @@ def test_check_passes(checkpoint: Path) -> None:
     assert all(control["rejected"] for control in found["controls"])
 
 
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_it_is_not_exported(checkpoint: Path, engine: str) -> None:
+    result = run("export", "--to", engine, "--model", checkpoint, "--method", "ngram", "--speculative-tokens", "3")
+    assert_refused(result, "is an encoder-decoder, which is not exported")
+
+
 def test_inspect_describes_it(checkpoint: Path) -> None:
     result = run("inspect", "--model", checkpoint)
     assert result.exit_code == 0
@@ -77,6 +84,29 @@ def test_the_server_answers_completions(checkpoint: Path) -> None:
         again = server.post("/v1/completions", {**body, "n": 2, "seed": 3, "temperature": 0.8, "stream": True})
         assert again.status_code == 200
         server.wait_until_idle()
+
+
+def test_a_decoder_drafts_for_its_own_kind_of_target(checkpoint: Path, tmp_path: Path) -> None:
+    decoder = tmp_path / "decoder"
+    save_decoder(new_decoder(LLM(checkpoint, method="none").target, 1), decoder, "toy")
+    result = run("inspect", "--model", checkpoint, "--draft-model", decoder, "--no-load")
+    assert (result.exit_code, result.stderr) == (0, ""), "it needs no tokenizer of its own"
+    result = run("inspect", "--draft-model", decoder, "--no-load")
+    assert result.exit_code == 2
+    assert "it is a decoder over the encoder of a t5, but the target is a llama" in result.stderr
+    result = generate("--model", decoder, PROMPT)
+    assert result.exit_code == 2
+    assert "it is a decoder over another model's encoder" in result.stderr.splitlines()[-1]
+
+
+def test_a_decoder_for_another_target_is_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    decoder = tmp_path / "decoder"
+    save_decoder(new_decoder(LLM(checkpoint, method="none").target, 1), decoder, "toy")
+    weights = load_file(decoder / WEIGHTS)
+    weights.pop(next(iter(weights)))
+    save_file(weights, decoder / WEIGHTS)
+    result = generate("--model", checkpoint, "--draft-model", decoder, PROMPT)
+    assert_refused(result, f"{decoder}: ", "the decoder belongs to another target")
 
 
 def test_bench_measures_translation_and_summarisation_by_default(checkpoint: Path, tmp_path: Path) -> None:

@@ -38,10 +38,24 @@ def test_text_is_decoded_by_the_tokenizer(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("generate", "hello"), ("check", "--max-tokens", "4"), ("bench", "--config", "suffix:2"), ("tune",)]
+    "command",
+    [
+        ("generate", "hello"),
+        ("check", "--max-tokens", "4"),
+        ("bench", "--config", "suffix:2"),
+        ("tune",),
+        ("serve", "--port", "0"),
+    ],
 )
 def test_commands_that_take_text_refuse_it(checkpoint: Path, command: tuple[str, ...]) -> None:
     assert_refused(run(*command, "--model", checkpoint), REFUSAL)
+
+
+def test_it_is_no_target_of_training(checkpoint: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a sound\tits words\n" * 4)
+    out = ("--out", tmp_path / "draft", "--steps", "1", "--context", "8", "--init", checkpoint)
+    assert_refused(run("train", "distill", "--target", checkpoint, "--pairs", pairs, *out), REFUSAL)
 
 
 def test_inspect_describes_it(checkpoint: Path) -> None:

@@ -204,3 +204,8 @@ def test_an_unreachable_hub_is_reported(environment: dict[str, str], words: str,
     assert "the hub cannot be reached" in message
     assert words in message
     assert message.count("\n") == 1
+
+
+def test_a_head_is_no_model() -> None:
+    with pytest.raises(ModelError, match="it is a head, which drafts for another model: give it as draft_model"):
+        load_model(EMBEDDED / "smollm2-head", LoadOptions())

@@ -52,6 +52,17 @@ def test_a_tool_call_needs_no_content() -> None:
     assert render_chat(build("byte-level"), chat, chat_template="{{ messages[0].role }}")
 
 
+@pytest.mark.parametrize("content", [{"content": None}, {}], ids=str)
+def test_templates_may_concatenate_the_content_of_a_tool_call(content: dict[str, None]) -> None:
+    """As ChatML's do."""
+    tokenizer = build("byte-level")
+    chat = [{"role": "assistant", **content, "tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "3"}]
+    ids = render_chat(
+        tokenizer, chat, chat_template="{% for m in messages %}{{ m['role'] + ':' + m['content'] }}{% endfor %}"
+    )
+    assert decode(tokenizer, ids, False) == "assistant:tool:3"
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [

@@ -103,6 +103,31 @@ def test_bench_measures_the_settings_of_a_file(tmp_path: Path) -> None:
     assert [one["name"] for one in json.loads(result.stdout)["configurations"]] == ["plain", "suffix:3"]
 
 
+def test_bench_finds_the_packaged_head(tmp_path: Path) -> None:
+    options = (
+        "--num-prompts",
+        "1",
+        "--max-tokens",
+        "4",
+        "--budget",
+        "0.01s",
+        "--json",
+        "--output",
+        tmp_path / "report",
+    )
+    for configurations in (("plain", "eagle:2"), ("suffix:2", "suffix+eagle:2")):
+        result = run("bench", *QUICK, *(part for one in configurations for part in ("--config", one)), *options)
+        assert result.exit_code == 0, result.stderr
+        assert [one["name"] for one in json.loads(result.stdout)["configurations"]] == [*configurations]
+
+
+@pytest.mark.slow
+def test_tune_finds_the_packaged_head(tmp_path: Path) -> None:
+    result = tune("--method", "suffix+eagle", "--output", tmp_path / "own.toml", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert {"suffix", "eagle"} <= {one["method"] for one in json.loads(result.stdout)["predicted"]}
+
+
 def test_help_is_printed() -> None:
     assert run("tune", "--help").exit_code == 0
 

@@ -94,7 +94,7 @@ def bench(
     configurations, questions = runs.configurations(), workload.read(of_sources=models.is_encoder_decoder)
     directory = runs.directory
     with report_directory(directory):
-        llm = models.load()
+        llm = models.for_methods([each.method for each in configurations if isinstance(each.method, str)]).load()
         from foredraft.bench import run_bench
         from foredraft.bench.report import as_dict, write_report
         from foredraft.cli.render.measurement import print_bench

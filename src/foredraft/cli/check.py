@@ -12,17 +12,16 @@ import typer
 
 from foredraft.cli.app import app
 from foredraft.cli.groups import Without, option_groups
-from foredraft.cli.inputs import read_prompts_file
+from foredraft.cli.inputs import parse_budget, read_prompts_file
 from foredraft.cli.models import ModelOptions
 from foredraft.cli.options import JsonOption
 from foredraft.cli.sampling import AllSamplingOptions, MaxTokensOption, StructureOptions
-from foredraft.utils.arguments import check_budget
 
 if TYPE_CHECKING:
     from foredraft.certificate import Certificate
 
 _NOT_PASSED = 1
-_BUDGET = 120.0  # as in foredraft.certificate, which is slow to import
+_BUDGET = "2m"  # as in foredraft.certificate, which is slow to import
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +40,10 @@ def check(
         typer.Option(help="Prompts to complete: one per line, or a .jsonl file as for generate. Default: built in."),
     ] = None,
     budget: Annotated[
-        float,
+        str,
         typer.Option(
-            help="Seconds. The tests are planned to fit; a busy machine may take 1.5 times as long, and the output lists what "
-            "had to be left out."
+            help="How long it may take, such as 90s or 5m. The tests are planned to fit; a busy machine may take 1.5 times as "
+            "long, and the output lists what had to be left out."
         ),
     ] = _BUDGET,
     as_json: JsonOption = False,
@@ -58,7 +57,7 @@ def check(
     The exit code is 0 if all of that holds and 1 if not. --seed also fixes
     the random numbers of the check itself: another seed tests other samples.
     """
-    check_budget(budget)
+    seconds = parse_budget(budget)
     models.check()
     models.follow()
     given = None if prompts is None else read_prompts_file(prompts)
@@ -69,7 +68,7 @@ def check(
     params = sampling.params(structure.structured_outputs())
     llm = models.load()
     with spinner("checking") as show:
-        certificate = certify(llm, params, prompts=given, budget=budget, progress=show)
+        certificate = certify(llm, params, prompts=given, budget=seconds, progress=show)
     warnings = failure_warnings(llm.fallbacks)
     if as_json:
         typer.echo(json.dumps(certificate.as_dict() | {"warnings": warnings}))

@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from typer import Option
 
@@ -303,6 +303,14 @@ class ModelOptions:
         for source in (settings.model, settings.draft_model):
             if source is not None:
                 refuse_unusable(source, has_weights=has_weights)
+
+    def for_methods(self, methods: Sequence[str]) -> Self:
+        """These options with the packaged head or draft model for methods that a command tries, if one needs it and none is named."""
+        settings = self.settings()
+        if settings.draft_model is not None or not methods:
+            return self
+        draft = with_embedded_models(settings.override(method="+".join(methods))).draft_model
+        return self if draft is None else replace(self, draft_model=str(draft))
 
     def load(self, **settings: Any) -> LLM:
         """settings: arguments of LLM that are not among these options."""

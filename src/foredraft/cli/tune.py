@@ -81,7 +81,7 @@ def tune(
     models.follow()
     questions = workload.read(of_sources=models.is_encoder_decoder)
     search.check()
-    llm = models.load()
+    llm = models.for_methods(search.methods or ()).load()
     from foredraft.cli.render.measurement import print_tuning
     from foredraft.cli.render.progress import share_bar
     from foredraft.tune import run_tune

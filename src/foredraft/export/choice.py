@@ -113,6 +113,11 @@ def is_gguf_name(name: str) -> bool:
     return name.endswith(".gguf") or is_gguf(Path(name))
 
 
+def is_encoder_decoder(name: str) -> bool:
+    """Whether the configuration says so, where it is local."""
+    return bool(raw_config(name).get("is_encoder_decoder"))
+
+
 def _methods(settings: Settings, draft: str | None) -> tuple[str, ...]:
     has_exit_layer = settings.exit_layer is not None
     draft_method = "draft_model"

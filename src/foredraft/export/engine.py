@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from foredraft.errors import ForedraftError
-from foredraft.export.choice import Choice, is_gguf_name, with_loaded_head
+from foredraft.export.choice import Choice, is_encoder_decoder, is_gguf_name, with_loaded_head
 from foredraft.export.differences import ALWAYS, DRAFTING, QUANTIZED, TREES
 from foredraft.export.heads import HeadForm, check_form, written
 
@@ -128,6 +128,10 @@ class Engine:
 
     def _check_files(self, choice: Choice) -> None:
         for name in (choice.target, choice.draft):
+            if name is not None and is_encoder_decoder(name):
+                raise ForedraftError(
+                    f"{name} is an encoder-decoder, which is not exported: LLM and foredraft.generate run it"
+                )
             if name is None or is_gguf_name(name) == self.reads_gguf:
                 continue
             wanted = (

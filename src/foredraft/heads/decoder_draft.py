@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -44,7 +44,13 @@ _TABLES = ("embed_tokens.", "embed_positions.")
 
 def is_decoder_draft(name: str, revision: str | None = None) -> bool:
     """Whether the checkpoint is such a decoder. name: a directory or a hub id."""
-    return shares_encoder(config_of(name, revision))
+    return decoder_draft_config(name, revision) is not None
+
+
+def decoder_draft_config(name: str, revision: str | None = None) -> Mapping[str, Any] | None:
+    """The configuration of such a checkpoint; None for any other. name: a directory or a hub id."""
+    config = config_of(name, revision)
+    return config if shares_encoder(config) else None
 
 
 def load_decoder_draft(
@@ -65,7 +71,7 @@ def new_decoder(target: LanguageModel, num_layers: int) -> PreTrainedModel:
     """A decoder to train, in float32, with random layers. It has copies of the target's tables and lm_head, which require no gradient.
     Raises ModelError for a target that has no such layers, or fewer."""
     _refuse_sound(target)
-    return _trainable(target, num_layers, {})
+    return _trainable(target, num_layers)
 
 
 def decoder_to_train(name: str, target: LanguageModel) -> PreTrainedModel:
@@ -92,20 +98,37 @@ def num_decoder_layers(config: PretrainedConfig) -> int:
     return int(getattr(config, _field_of(config, _DECODER_LAYERS)))
 
 
-def read_layers(name: str, target: LanguageModel, revision: str | None = None) -> tuple[int, dict[str, Tensor]]:
+def why_not_for(config: Mapping[str, Any], model_type: str) -> str | None:
+    """Why a decoder with this configuration cannot draft for a target of this type; None if it may."""
+    kind = config.get("model_type")
+    return (
+        None
+        if kind == model_type
+        else f"it is a decoder over the encoder of a {kind}, but the target is a {model_type}"
+    )
+
+
+class _Weights(NamedTuple):
+    """The weights of a saved decoder. name: of its directory or repository."""
+
+    name: str
+    tensors: dict[str, Tensor]
+
+
+def read_layers(name: str, target: LanguageModel, revision: str | None = None) -> tuple[int, _Weights]:
     """-> the number of layers, and their weights. Raises ModelError."""
     files = HeadFiles.of(name, revision)
     config, own = files.config, target.hf.config
     if not shares_encoder(config):
         raise ModelError(f"{name}: its files do not hold a decoder over a target's encoder")
     _refuse_sound(target)
-    kind = config.get("model_type")
-    if kind != own.model_type:
-        raise ModelError(f"{name}: it is a decoder over the encoder of a {kind}, but the target is a {own.model_type}")
+    problem = why_not_for(config, own.model_type)
+    if problem is not None:
+        raise ModelError(f"{name}: {problem}")
     num_layers = config.get(_field_of(own, _DECODER_LAYERS))
     if not isinstance(num_layers, int):
         raise ModelError(f"{name}: its {CONFIG} does not say how many layers its decoder has")
-    return num_layers, files.tensors
+    return num_layers, _Weights(name, files.tensors)
 
 
 def _field_of(config: PretrainedConfig, names: Sequence[str]) -> str:
@@ -124,7 +147,7 @@ def _refuse_sound(target: LanguageModel) -> None:
         )
 
 
-def _trainable(target: LanguageModel, num_layers: int, weights: dict[str, Tensor]) -> PreTrainedModel:
+def _trainable(target: LanguageModel, num_layers: int, weights: _Weights | None = None) -> PreTrainedModel:
     hf = _empty(target.hf, num_layers, weights).requires_grad_(False)
     ends = TargetEnds(target.hf)
     with torch.no_grad():
@@ -137,8 +160,8 @@ def _trainable(target: LanguageModel, num_layers: int, weights: dict[str, Tensor
     return hf
 
 
-def _empty(target: PreTrainedModel, num_layers: int, weights: dict[str, Tensor]) -> PreTrainedModel:
-    """A model like the target, but without encoder layers, in float32. weights: of the decoder; {}: random weights."""
+def _empty(target: PreTrainedModel, num_layers: int, weights: _Weights | None) -> PreTrainedModel:
+    """A model like the target, but without encoder layers, in float32. weights: of the decoder; None: random weights."""
     config = copy.deepcopy(target.config)
     field = _field_of(config, _DECODER_LAYERS)
     most = int(getattr(config, field))
@@ -153,17 +176,17 @@ def _empty(target: PreTrainedModel, num_layers: int, weights: dict[str, Tensor])
             setattr(config, name, 0.0)
     config.dtype = torch.float32
     hf: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
-    if weights:
-        _load(hf, weights)
+    if weights is not None:
+        _load(hf, weights.name, weights.tensors)
     return hf
 
 
-def _load(hf: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+def _load(hf: PreTrainedModel, name: str, weights: dict[str, Tensor]) -> None:
     own = own_weights(hf)
     wrong = sorted(own.keys() ^ weights.keys()) or sorted(n for n in own if own[n].shape != weights[n].shape)
     if wrong:
         raise ModelError(
-            f"{wrong[0]} is missing, unknown or of a different shape: the decoder belongs to another target"
+            f"{name}: {wrong[0]} is missing, unknown or of a different shape: the decoder belongs to another target"
         )
     with torch.no_grad():
         for name, weight in own.items():

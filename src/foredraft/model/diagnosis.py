@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from foredraft.errors import one_line
 from foredraft.model.checkpoint import raw_config
 from foredraft.model.hub_errors import NO_CONFIG, why_not_on_hub
+from foredraft.model.shared_encoder import shares_encoder
 
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
@@ -40,9 +41,14 @@ def _why_not_ours(name: str, error: BaseException) -> str | None:
             "trust_remote_code=True (--trust-remote-code)"
         )
     if "does not recognize this architecture" in text or "Unrecognized model" in text:
-        kind = raw_config(name).get("model_type")
+        config = raw_config(name)
+        kind = config.get("model_type")
         if kind is None and not Path(name).is_dir():
             return NO_CONFIG
+        if kind is None and "speculators_model_type" in config:
+            return (
+                "it is a head, which drafts for another model: give it as draft_model (--draft-model), without a method"
+            )
         if kind is None:
             return "its config.json does not set model_type, which names the architecture: add it"
         known = f"transformers {transformers.__version__}"
@@ -53,6 +59,8 @@ def _why_not_ours(name: str, error: BaseException) -> str | None:
 def why_half_loaded(name: str, config: PretrainedConfig, report: dict[str, Any]) -> str | None:
     """report: the library's loading report. The library fills missing weights, and those of another shape, with random numbers, and
     ignores weights that the model has no place for. -> None if the whole model was loaded"""
+    if shares_encoder(raw_config(name)):
+        return "it is a decoder over another model's encoder, and drafts for that model: give it as draft_model (--draft-model)"
     unsaid = _unsaid(name, config)
     mismatched, missing = sorted(report.get("mismatched_keys") or ()), sorted(report.get("missing_keys") or ())
     if mismatched:

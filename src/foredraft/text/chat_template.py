@@ -69,11 +69,18 @@ def user_turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **template_args: Any) -> str:
     try:
         text = tokenizer.apply_chat_template(
-            cast("list[dict[str, str]]", [dict(message) for message in messages]), tokenize=False, **template_args
+            cast("list[dict[str, str]]", [_with_content(message) for message in messages]),
+            tokenize=False,
+            **template_args,
         )
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ForedraftError(f"the chat template fails on these messages: {single_line(error)}") from error
     return cast(str, text)
+
+
+def _with_content(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message, whose content is "" if it only calls tools: many templates (ChatML's) concatenate it."""
+    return {**message, "content": ""} if message.get("content") is None else dict(message)
 
 
 def _check_continuation(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool | None) -> None:

@@ -93,6 +93,7 @@ class _HeadRun:
         self.watch.stage("loading")
         target = load_model(self.target, LoadOptions(device="cpu", kernels=self.kind.kernels))
         _check_kind(target, self.kind, self.data)
+        _check_context(target, self.recipe.context)
         target.take_over()
         source = str(folder.checkpoints[-1]) if folder.checkpoints else self.kind.init
         kind: HeadKind[nn.Module] = self.kind
@@ -154,6 +155,13 @@ def _check_kind(target: LanguageModel, kind: HeadKind[Any], data: Data) -> None:
     if kind.reads_pairs != data.are_pairs:
         option = "--pairs" if kind.reads_pairs else "--data"
         raise ForedraftError(f"give {option}: the kind of text that the target reads in use")
+
+
+def _check_context(target: LanguageModel, context: int) -> None:
+    traits = target.traits
+    longest = min(traits.context_len, traits.source_len or traits.context_len)
+    if context > longest:
+        raise ForedraftError(f"--context {context} is longer than the {longest} tokens that {traits.name} can read")
 
 
 def _num_parameters(head: nn.Module) -> int:

@@ -54,7 +54,7 @@ def from_architecture(file: Path, vocab_size: int | None, seed: int) -> PreTrain
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ForedraftError(f"{path}: not a model configuration: {one_line(error)}") from None
     refuse_unsupported(config, str(path))
-    if config.is_encoder_decoder and config.decoder_start_token_id is None:
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         raise ForedraftError(f"{path}: decoder_start_token_id, with which the decoder begins, is missing")
     if vocab_size is not None and vocab_size > config.vocab_size:
         raise ForedraftError(

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
 from foredraft.model import LoadOptions, load_tokenizer
+from foredraft.model.encoder_inputs import feature_shape_of
 from foredraft.model.mask_token import mask_token_of
 from foredraft.model.memory import move
 from foredraft.train.corpus import SourceFile
@@ -243,7 +244,9 @@ def _plain(value: Any) -> Any:
 
 
 def _check_kind(model: PreTrainedModel, data: Data) -> None:
-    """Raises ForedraftError unless pairs are for an encoder-decoder, and texts for a decoder-only model."""
+    """Raises ForedraftError unless pairs are for an encoder-decoder that reads text, and texts for a decoder-only model."""
+    if feature_shape_of(model.config) is not None:
+        raise ForedraftError("the model reads audio, not text, but --pairs are texts: use another one")
     if bool(model.config.is_encoder_decoder) == data.are_pairs:
         return
     kind, option = (

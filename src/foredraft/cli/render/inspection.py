@@ -203,11 +203,15 @@ def _open_settings(head: HeadReport) -> str:
     return "; ".join(f"{name}: {' or '.join(map(str, values))}" for name, values in head.open_settings.items())
 
 
+def _reads(head: HeadReport) -> str:
+    return f"{'; '.join(head.reads)} (taps {', '.join(map(str, head.taps))})" if head.taps else ""
+
+
 _HEAD_ROWS: dict[str, Callable[[HeadReport], str]] = {
     "name": lambda head: head.name,
     "kind": lambda head: f"{head.kind}, in the format of {head.form}",
     "size": _layers,
-    "reads": lambda head: f"{'; '.join(head.reads)} (taps {', '.join(map(str, head.taps))})",
+    "reads": _reads,
     "vocabulary": _vocabulary,
     "weights": _head_weights,
     "per token": _head_cache,

@@ -22,6 +22,7 @@ from foredraft.cli.serve.options import (
     RequestOptions,
     server_settings,
 )
+from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
@@ -58,7 +59,7 @@ def serve(
 
     with listen(address.host, address.port) as listener, ExitStack() as stack:
         if cluster is None:
-            llm = models.load(**asdict(engine))
+            llm = _load(models, asdict(engine))
             application = create_app(settings, lambda: llm)
             log_to_standard_error(level)
         else:
@@ -77,4 +78,14 @@ def _load_in_replica(models: ModelOptions, settings: Settings, engine: dict[str,
     with TemporaryDirectory() as folder:
         file = Path(folder) / "foredraft.toml"
         settings.write(file)
-        return replace(models, settings_file=file, num_threads=num_threads).load(**engine)
+        return _load(replace(models, settings_file=file, num_threads=num_threads), engine)
+
+
+def _load(models: ModelOptions, engine: dict[str, Any]) -> LLM:
+    """Raises ForedraftError for a model that reads audio, which a request cannot contain."""
+    llm = models.load(**engine)
+    if llm.target.traits.feature_shape is not None:
+        raise ForedraftError(
+            f"{llm.target.traits.name} reads audio, not text, but a request has only text: use LLM.generate"
+        )
+    return llm

@@ -12,8 +12,14 @@ from foredraft.engine.engine import NEAR_TIE
 from foredraft.engine.models import head_format, options_of_draft
 from foredraft.errors import ModelError
 from foredraft.heads import attach_head, head_method_of
-from foredraft.heads.decoder_draft import is_decoder_draft, load_decoder_draft
+from foredraft.heads.decoder_draft import (
+    decoder_draft_config,
+    is_decoder_draft,
+    load_decoder_draft,
+    why_not_for,
+)
 from foredraft.model import LanguageModel, LoadOptions, load_model, load_tokenizer
+from foredraft.model.loading import load_config
 from foredraft.model.packed import weight_bytes
 from foredraft.sampling import AUTO
 from foredraft.text.tokenizing import encode_prompt
@@ -52,7 +58,9 @@ def inspect_models(
     elif draft is not None:
         sources.append((draft, options_of_draft(draft, options, None)))
     reports = [predict(source, its_options) for source, its_options in sources]
-    tokenizers = [_load_tokenizer(source, its_options) for source, its_options in sources]
+    decoder = None if draft is None else decoder_draft_config(os.fspath(draft), options.revision)
+    tokenizers = [_load_tokenizer(source, its_options) for source, its_options in sources[: 1 if decoder else None]]
+    tokenizers += tokenizers * (len(sources) - len(tokenizers))  # a decoder over the target's encoder has the target's
     reports = [
         replace(report, num_tokens=None if tokenizer is None else len(tokenizer))
         for report, tokenizer in zip(reports, tokenizers, strict=True)
@@ -63,6 +71,8 @@ def inspect_models(
     memory = memory_report(reports, options, process_bytes, is_loaded=False, head=head)
     difference, vocabularies = compare_vocabularies(tokenizers, heterogeneous_vocab, text)
     reason = difference or _too_big(memory)
+    if decoder is not None:
+        reason = why_not_for(decoder, load_config(os.fspath(target), options).model_type) or reason
     if load and reason is None:
         reports, head, memory = _measure(sources, reports, head, options, process_bytes)
     return Inspection(
