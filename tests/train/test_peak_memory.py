@@ -149,4 +149,4 @@ def test_the_predicted_peak_is_the_measured_one(text: Path, tmp_path: Path, args
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     memory = json.loads(done.stdout)["memory"]
     assert memory["predicted"] == pytest.approx(memory["measured"], rel=0.15)
-    assert "memory: at most" in done.stderr
+    assert "memory: about" in done.stderr

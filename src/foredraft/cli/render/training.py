@@ -20,4 +20,4 @@ def memory_text(forecast: MemoryForecast) -> str:
         "logits": forecast.logits,
     }
     listed = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
-    return f"memory: at most {bytes_text(forecast.peak)} ({listed})"
+    return f"memory: about {bytes_text(forecast.peak)} ({listed})"

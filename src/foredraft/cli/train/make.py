@@ -149,4 +149,4 @@ def report(outcome: Outcome, out: Path, as_json: bool) -> None:
     typer.echo(f"{outcome.step} steps, {outcome.num_parameters} parameters; model: {out}")
     if outcome.memory is not None:
         measured, predicted = bytes_text(outcome.memory.measured), bytes_text(outcome.memory.predicted)
-        typer.echo(f"memory: {measured} at most (predicted: {predicted})")
+        typer.echo(f"memory: {measured} at its peak (predicted: {predicted})")
