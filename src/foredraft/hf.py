@@ -71,9 +71,9 @@ def generate(
 
     Raises ForedraftError for settings that cannot be honoured.
     """
-    for name in ("streamer", "assistant_model"):
+    for name, instead in (("streamer", "use LLM.stream"), ("assistant_model", "give draft_model=")):
         if settings.get(name) is not None:
-            raise ForedraftError(f"{name} is not passed on to custom_generate: use LLM.stream, or draft_model=")
+            raise ForedraftError(f"{name} is not passed on to custom_generate: {instead}")
     settings |= _stop_strings_as_criteria(model, tokenizer, settings)
     settings |= {"vocabularies": _vocabularies(tokenizer, assistant_tokenizer)}
     tensors = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}

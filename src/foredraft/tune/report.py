@@ -66,9 +66,7 @@ def sentences(result: TuneResult) -> list[str]:
         ]
     else:
         lines = [f"Do not speculate: {named} reached {_speedups(of)}, but on too few prompts to tell."]
-    groups = ", ".join(
-        f"{num} {'prompts' if size == 1 else f'groups of {size}'}" for size, num in result.num_groups.items()
-    )
+    groups = ", ".join(_counted(num, size) for size, num in result.num_groups.items())
     lines.append(
         f"Predictions are based on {groups} ({result.bench.workload.name}), {result.bench.params.max_tokens} tokens each; "
         f"intervals are 95 % over prompts; tuning took {result.seconds:.0f} s."
@@ -76,6 +74,12 @@ def sentences(result: TuneResult) -> list[str]:
     if result.cut:
         lines.append(f"Cut by the budget of {result.budget:.0f} s: {'; '.join(result.cut)}.")
     return lines
+
+
+def _counted(num_groups: int, size: int) -> str:
+    """ "3 prompts", or "1 group of 8". size: prompts in a group."""
+    noun = f"{'prompt' if size == 1 else 'group'}{'' if num_groups == 1 else 's'}"
+    return f"{num_groups} {noun}" if size == 1 else f"{num_groups} {noun} of {size}"
 
 
 def _tokens(speculative_tokens: int | str | None) -> str:
