@@ -29,6 +29,7 @@ from foredraft.engine.hybrids import hybrid_of, with_hybrid
 from foredraft.engine.methods import (
     DRAFT_METHODS,
     EARLY_EXIT,
+    LANGUAGE_MODEL_METHODS,
     OWN_DRAFTS,
     Methods,
     check_exit_layer,
@@ -47,9 +48,6 @@ from foredraft.policy import Controller
 from foredraft.sampling import AUTO, LogitsProcessor, SamplingParams
 from foredraft.utils.arguments import check_numbers
 from foredraft.vocabulary import VocabularyPair, pair_of
-
-_DRAFT_METHODS = ("draft_model", "pard", EARLY_EXIT)
-"""The DRAFT_METHODS that draft with a model in memory."""
 
 _UNSUPPORTED_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "force_words_ids", "constraints")
 
@@ -139,13 +137,12 @@ def custom_generate(
     """For `model.generate(**inputs, custom_generate=foredraft.custom_generate, draft_model=draft)`.
     -> ids [B, L + new], padded on the right as by generate
 
-    method, exit_layer: as for LLM. speculative_tokens: a number, or "auto", which measures how many are fastest; then the number of
-    draft tokens, and so a text sampled without a seed, depends on measured times, and several methods may draft (with a number, the
-    first one drafts). seed: sampled text depends on model, prompt and
-    settings alone; rows with the same prompt get different noise. Without a seed the noise comes from PyTorch's generator, so
-    torch.manual_seed applies. vocabularies: of both models if they differ (foredraft.vocabulary.pair_of). sources: the encoder's
-    token ids for each row of the batch, without padding. generate passes neither sources nor a tokenizer: for an encoder-decoder,
-    and for stop_strings, call `foredraft.generate` (or give a StopStringCriteria).
+    method, exit_layer: as for LLM. speculative_tokens: a number, which the first method drafts, or "auto", which measures what is
+    fastest; then the number of draft tokens, and so a text sampled without a seed, depends on measured times. seed: sampled text
+    depends on model, prompt and settings alone; rows with the same prompt get different noise. Without a seed the noise comes from
+    PyTorch's generator, so torch.manual_seed applies. vocabularies: of both models if they differ (foredraft.vocabulary.pair_of).
+    sources: the encoder's token ids for each row of the batch, without padding. generate passes neither sources nor a tokenizer: for
+    an encoder-decoder, and for stop_strings, call `foredraft.generate` (or give a StopStringCriteria).
 
     Raises ForedraftError for settings that cannot be honoured.
     """
@@ -370,7 +367,7 @@ def _engine(
 def _check_methods(method: Methods | None) -> None:
     """Refuse methods that need a head or a copy of the target, which are loaded from files."""
     for name in names_of(method) if method is not None else ():
-        if name in OWN_DRAFTS or (name in DRAFT_METHODS and name not in _DRAFT_METHODS):
+        if name in OWN_DRAFTS | (DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS - {EARLY_EXIT}):
             raise ForedraftError(
                 f'method "{name}" is for LLM, which loads what it needs: use LLM(..., method="{name}")'
             )

@@ -52,15 +52,38 @@ def test_a_tool_call_needs_no_content() -> None:
     assert render_chat(build("byte-level"), chat, chat_template="{{ messages[0].role }}")
 
 
+CONCATENATES = "{% for m in messages %}{{ m['role'] + ':' + m['content'] }};{% endfor %}"
+WRITES_CALLS = "{% for m in messages %}{{ m['role'] + m['content'] }}{% for c in m.tool_calls %}[{{ c.function.name }}]{% endfor %};{% endfor %}"
+ASKS_FOR_NONE = (
+    "{% for m in messages %}{% if m['content'] is none %}{% for c in m.tool_calls %}[{{ c.function.name }}]{% endfor %}"
+    "{% else %}{{ m['role'] + m['content'] }}{% endif %};{% endfor %}"
+)
+ASKS_WHETHER_IT_IS_THERE = ASKS_FOR_NONE.replace("m['content'] is none", "m['content'] is not defined")
+
+
 @pytest.mark.parametrize("content", [{"content": None}, {}], ids=str)
-def test_templates_may_concatenate_the_content_of_a_tool_call(content: dict[str, None]) -> None:
-    """As ChatML's do."""
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (CONCATENATES, "assistant:;tool:3;"),
+        (WRITES_CALLS, "assistant[f];tool3;"),
+        (ASKS_WHETHER_IT_IS_THERE, "[f];tool3;"),
+    ],
+)
+def test_a_message_may_have_tool_calls_and_no_content(content: dict[str, None], template: str, text: str) -> None:
+    """Templates that know no tools (ChatML's) concatenate the content; others write the calls."""
     tokenizer = build("byte-level")
-    chat = [{"role": "assistant", **content, "tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "3"}]
-    ids = render_chat(
-        tokenizer, chat, chat_template="{% for m in messages %}{{ m['role'] + ':' + m['content'] }}{% endfor %}"
-    )
-    assert decode(tokenizer, ids, False) == "assistant:tool:3"
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    chat = [{"role": "assistant", **content, "tool_calls": calls}, {"role": "tool", "content": "3"}]
+    assert decode(tokenizer, render_chat(tokenizer, chat, chat_template=template), False) == text
+
+
+def test_a_template_that_would_leave_a_call_out_is_refused() -> None:
+    """Like DeepSeek-V3's, which asks whether the content is none, while the library leaves such a content out."""
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    chat = [{"role": "assistant", "content": None, "tool_calls": calls}]
+    with pytest.raises(ForedraftError, match="the chat template fails on these messages"):
+        render_chat(build("byte-level"), chat, chat_template=ASKS_FOR_NONE.replace("m['role'] + ", "'' + "))
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,11 @@ def test_a_decoder_for_a_bfloat16_target_is_trained_and_drafts(toy_t5: Path, pai
         assert [each.outputs[0].token_ids for each in one] == [each.outputs[0].token_ids for each in other]
 
 
+def test_a_context_beyond_the_targets_is_fine_if_pairs_are_short(toy_t5: Path, pairs: Path, tmp_path: Path) -> None:
+    result = head(toy_t5, pairs, tmp_path / "decoder", "--steps", "1", "--context", "100000")
+    assert result.exit_code == 0, result.stderr
+
+
 def test_it_is_only_for_encoder_decoders(toy: Path, toy_t5: Path, text: Path, tmp_path: Path) -> None:
     for target, message in (
         (toy, "is a decoder-only model, but heads of this kind are for encoder-decoders"),

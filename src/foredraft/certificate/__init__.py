@@ -114,7 +114,7 @@ class Certification:
                 self._controls.append(result)
         if untried:
             seconds = OVERTIME * deadline.seconds
-            self._left_out.append(f"broken verifiers not fully tested within {seconds:.3g} s: {', '.join(untried)}")
+            self._left_out.append(f"broken verifiers not fully tested within {seconds:g} s: {', '.join(untried)}")
         return untried
 
     def _certificate(self, untried: Sequence[str]) -> Certificate:

@@ -305,9 +305,11 @@ class ModelOptions:
                 refuse_unusable(source, has_weights=has_weights)
 
     def for_methods(self, methods: Sequence[str]) -> Self:
-        """These options with the packaged head or draft model for methods that a command tries, if one needs it and none is named."""
+        """These options with the packaged head or draft model for methods that a command tries, if one needs it and neither the options
+        nor the settings file say what drafts."""
         settings = self.settings()
-        if settings.draft_model is not None or not methods:
+        drafts_already = (settings.draft_model, settings.exit_layer, settings.method, settings.draft_server)
+        if not methods or any(each is not None for each in drafts_already):
             return self
         draft = with_embedded_models(settings.override(method="+".join(methods))).draft_model
         return self if draft is None else replace(self, draft_model=str(draft))

@@ -102,8 +102,8 @@ bool only_scales(const AttentionCall& call, const Query& query) {
     return call.scale > 0 && call.softcap == 0 && query.bias == nullptr && call.mask == nullptr;
 }
 
-// Weights from products that are only scaled. The largest score is rounded as `most` is, so its weight is exactly 1: a scale that is
-// multiplied with log2(e) first would round it differently, which is more than a weight if scores are large.
+// Weights from products that are only scaled. Each score is rounded before the largest is subtracted, so the largest gives exactly 0. With
+// the scale and log2(e) as one factor it would not: the difference would be wrong by the rounding error of a score.
 class ScaledWeights {
     F32x16 scale_, most_;
 

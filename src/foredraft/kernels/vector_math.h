@@ -31,7 +31,7 @@ INLINE F32x16 exp_nonpositive(F32x16 x) {
     return zero_below(exp_above(max_ps(least, x)), x, least);  // if the second operand is NaN, so is the result
 }
 
-// exp for x <= 0, as a power of two: cheaper than exp_nonpositive, with an error that grows from 1e-7 near 0 to 1e-6 at -87. Exactly 0
+// exp for x <= 0, as a power of two: cheaper than exp_nonpositive, with an error that grows from 2e-7 near 0 to 1.4e-6 at -87. Exactly 0
 // below -87; NaN stays NaN. Minimax polynomial of degree 5 for 2^r on [-1/2, 1/2].
 INLINE F32x16 fast_exp_nonpositive(F32x16 x) {
     const F32x16 least = set1_ps(-87.0f), log2_e = set1_ps(1.44269504f), above = max_ps(least, x);

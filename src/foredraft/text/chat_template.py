@@ -12,6 +12,7 @@ from foredraft.errors import ForedraftError
 from foredraft.text.tokenizing import encode_prompt, single_line
 
 _PLACEHOLDER = "foredraft-user-message"
+_TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def render_chat(
@@ -68,19 +69,48 @@ def user_turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **template_args: Any) -> str:
     try:
-        text = tokenizer.apply_chat_template(
-            cast("list[dict[str, str]]", [_with_content(message) for message in messages]),
-            tokenize=False,
-            **template_args,
-        )
-    except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ForedraftError(f"the chat template fails on these messages: {single_line(error)}") from error
+        return _apply(tokenizer, messages, template_args)
+    except _TEMPLATE_ERRORS as error:
+        text = _with_empty_contents(tokenizer, messages, template_args)
+        if text is None:
+            raise ForedraftError(f"the chat template fails on these messages: {single_line(error)}") from error
+        return text
+
+
+def _apply(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], template_args: Mapping[str, Any]
+) -> str:
+    text = tokenizer.apply_chat_template(
+        cast("list[dict[str, str]]", [dict(message) for message in messages]), tokenize=False, **template_args
+    )
     return cast(str, text)
 
 
-def _with_content(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message, whose content is "" if it only calls tools: many templates (ChatML's) concatenate it."""
-    return {**message, "content": ""} if message.get("content") is None else dict(message)
+def _with_empty_contents(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], template_args: Mapping[str, Any]
+) -> str | None:
+    """The text if the content of a message that only calls tools is "": templates without tools (ChatML's) concatenate it. None if the
+    template fails then too, or knows tools but leaves the called functions out."""
+    calls = [message for message in messages if message.get("content") is None]
+    if not calls:
+        return None
+    try:
+        text = _apply(
+            tokenizer,
+            [{**message, "content": ""} if message in calls else message for message in messages],
+            template_args,
+        )
+    except _TEMPLATE_ERRORS:
+        return None
+    template = template_args.get("chat_template") or tokenizer.chat_template
+    is_shown = "tool_calls" not in str(template) or all(name in text for call in calls for name in _called(call))
+    return text if is_shown else None
+
+
+def _called(message: Mapping[str, Any]) -> list[str]:
+    """The names of the functions that a message calls."""
+    functions = (call.get("function", call) for call in message.get("tool_calls") or () if isinstance(call, Mapping))
+    return [str(each["name"]) for each in functions if isinstance(each, Mapping) and "name" in each]
 
 
 def _check_continuation(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,11 +70,11 @@ class _HeadRun:
         folder.check_arguments(arguments)
         if (self.recipe.generations or self.recipe.chats) and not folder.checkpoints:
             # what does not fit is refused before the target writes texts, which may take hours
-            self._target_and_head(folder, texts.texts)
+            self._target_and_head(folder, texts)
         folder.begin(arguments)
         share = self.data.validation_share
         texts = texts.with_written(Writer(self.target, tokenizer, self.recipe, share, self.out, self.watch))
-        target, head = self._target_and_head(folder, texts.texts)
+        target, head = self._target_and_head(folder, texts)
         objectives, served = self._objectives(head, target)
         tasks = texts.tasks(objectives, self.recipe)
         trainer = self._trainer(head, target, tasks, served, texts, folder)
@@ -88,16 +87,16 @@ class _HeadRun:
             folder.publish(partial(self._publish, head, target, card))
         return outcome
 
-    def _target_and_head(self, folder: RunFolder, texts: Sequence[Sequence[int]]) -> tuple[LanguageModel, nn.Module]:
+    def _target_and_head(self, folder: RunFolder, texts: TrainingData) -> tuple[LanguageModel, nn.Module]:
         """The target, and the head to train: from the last checkpoint, from kind.init, or new. Raises ForedraftError if they do not fit."""
         self.watch.stage("loading")
         target = load_model(self.target, LoadOptions(device="cpu", kernels=self.kind.kernels))
         _check_kind(target, self.kind, self.data)
-        _check_context(target, self.recipe.context)
+        _check_context(target, texts.longest)
         target.take_over()
         source = str(folder.checkpoints[-1]) if folder.checkpoints else self.kind.init
         kind: HeadKind[nn.Module] = self.kind
-        return target, kind.new(target, texts, self.recipe.seed) if source is None else kind.load(source, target)
+        return target, kind.new(target, texts.texts, self.recipe.seed) if source is None else kind.load(source, target)
 
     def _objectives(self, head: nn.Module, target: LanguageModel) -> tuple[list[Objective], Objective]:
         """-> an objective for each served temperature, and the objective of validation"""
@@ -157,11 +156,12 @@ def _check_kind(target: LanguageModel, kind: HeadKind[Any], data: Data) -> None:
         raise ForedraftError(f"give {option}: the kind of text that the target reads in use")
 
 
-def _check_context(target: LanguageModel, context: int) -> None:
+def _check_context(target: LanguageModel, length: int) -> None:
+    """length: of the longest text or source that is read."""
     traits = target.traits
     longest = min(traits.context_len, traits.source_len or traits.context_len)
-    if context > longest:
-        raise ForedraftError(f"--context {context} is longer than the {longest} tokens that {traits.name} can read")
+    if length > longest:
+        raise ForedraftError(f"{traits.name} can read {longest} tokens, and not {length}: give --context {longest}")
 
 
 def _num_parameters(head: nn.Module) -> int:

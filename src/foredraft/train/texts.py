@@ -49,6 +49,10 @@ class TrainingData(Protocol):
     def texts(self) -> Sequence[Sequence[int]]:
         """The ids of all texts that a model learns to write."""
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text, or of a source, that a model reads."""
+
     def with_written(self, writer: Writer) -> Self:
         """The same data with the texts that the target writes for the recipe."""
 
@@ -74,6 +78,7 @@ class TrainingTexts:
     questions: list[str]
     validation: dict[str, Blocks]
     end_id: int | None
+    longest: int
     written: WrittenTexts = field(default_factory=WrittenTexts.nothing)
     reader: BlockReader = field(default_factory=TextReader)
 
@@ -99,6 +104,7 @@ class TrainingTexts:
             questions,
             {kind: _some(of_kind) for kind, of_kind in blocks.items()},
             tokenizer.eos_token_id,
+            recipe.context,
         )
 
     @property
@@ -152,6 +158,11 @@ class TrainingPairs:
             kind: _some(pair_blocks(tokenize_pairs(of_kind, tokenizer), half)) for kind, of_kind in validation.items()
         }
         return cls(files, ids, half, blocks)
+
+    @property
+    def longest(self) -> int:
+        """See TrainingData."""
+        return self.half
 
     @property
     def texts(self) -> Sequence[Sequence[int]]:
