@@ -65,6 +65,7 @@ class CompiledEagle:
         self._kernels, self._pack = kernels, _Packer(kernels, weight_format)
         self._unpacked_bytes = _unpacked_bytes(head)
         self._fusion = self._take_fusion(head)
+        self._fc = self._only_fc()
         self._stack = self._take(head, embedding, lm_head)
         self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=self.dtype)
         self._rotation = self._table(_FIRST_POSITIONS)
@@ -78,7 +79,7 @@ class CompiledEagle:
 
     def fuse(self, features: Tensor) -> Tensor:
         """See EagleHead.fuse."""
-        return self._fusion.fuse(features)
+        return self._fusion.fuse(features) if self._fc is None else self._kernels.linear(self._fc, features)
 
     @cached_property
     def mask_state(self) -> Tensor:
@@ -170,6 +171,12 @@ class CompiledEagle:
         elif head.config.kind != "eagle1" and head.config.applies_fc:
             fusion.add_module("fc", NativeLinear(self._pack(head.fc), self._kernels))
         return fusion
+
+    def _only_fc(self) -> PackedMatrix | None:
+        """The matrix of fc if fusing is nothing but that product: it is then called without PyTorch's modules, which cost as much."""
+        has_norms = self.config.norm_before_fc or self.config.fc_norm or self.config.projects_features
+        fc = self._fusion._modules.get("fc")
+        return fc.matrix if isinstance(fc, NativeLinear) and not has_norms else None
 
     def _take(self, head: EagleHead, embedding: Tensor | PackedMatrix, lm_head: PackedMatrix) -> Stack:
         config, layer = head.config, head.config.layer

@@ -292,8 +292,7 @@ class LanguageModel:
                 logits, hidden = self.body(batch, cache.taps)
             if hidden is not None:
                 for span in batch.spans:
-                    rows = hidden[span.first_row : span.first_row + span.num_rows]
-                    span.region.write_features(rows, span.start)
+                    span.region.write_features(hidden.narrow(0, span.first_row, span.num_rows), span.start)
         remember(reads, batch)
         return logits
 
