@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from foredraft.drafters import HybridDrafter
 from foredraft.engine.methods import DRAFT_METHODS, HYBRID, LOOKUPS, OWN_DRAFTS
@@ -19,14 +19,12 @@ def with_hybrid(drafters: Mapping[str, Drafter]) -> dict[str, Drafter]:
     return {**drafters, pair.name: HybridDrafter(lookup, model)}
 
 
-def hybrid_of(names: Iterable[str]) -> Hybrid | None:
+def hybrid_of(names: Collection[str]) -> Hybrid | None:
     """The hybrid among the drafters of these names; None if there is none."""
-    names = list(names)
     return _pair_of(names) if HYBRID in names else None
 
 
-def _pair_of(names: Iterable[str]) -> Hybrid | None:
-    names = list(names)
+def _pair_of(names: Collection[str]) -> Hybrid | None:
     lookup = next((name for name in names if name in LOOKUPS), None)
     model = next((name for name in names if name in DRAFT_METHODS or name in OWN_DRAFTS), None)
     return None if lookup is None or model is None else Hybrid(HYBRID, lookup, model)

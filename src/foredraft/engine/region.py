@@ -123,7 +123,7 @@ class Region:
         """Write the features of the positions from `start` on. hidden: [R, F]"""
         if self.features is None:
             self.features = hidden.new_zeros(self.capacity, hidden.shape[1])
-        self.features.narrow(0, start, len(hidden)).copy_(hidden)
+        self.features.narrow(0, start, hidden.shape[0]).copy_(hidden)
 
     def addresses(self, num_layers: int, like: Tensor) -> array[int]:
         """The addresses of the keys and the values [H, capacity, D] of the first num_layers layers, [num_layers * 2], for kernels that

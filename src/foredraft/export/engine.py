@@ -128,11 +128,13 @@ class Engine:
 
     def _check_files(self, choice: Choice) -> None:
         for name in (choice.target, choice.draft):
-            if name is not None and is_encoder_decoder(name):
+            if name is None:
+                continue
+            if is_encoder_decoder(name):
                 raise ForedraftError(
                     f"{name} is an encoder-decoder, which is not exported: LLM and foredraft.generate run it"
                 )
-            if name is None or is_gguf_name(name) == self.reads_gguf:
+            if is_gguf_name(name) == self.reads_gguf:
                 continue
             wanted = (
                 "a GGUF file, which llama.cpp's convert_hf_to_gguf.py makes from it"

@@ -174,8 +174,8 @@ class CompiledEagle:
 
     def _only_fc(self) -> PackedMatrix | None:
         """The matrix of fc if fusing is nothing but that product: it is then called without PyTorch's modules, which cost as much."""
-        has_norms = self.config.norm_before_fc or self.config.fc_norm or self.config.projects_features
         fc = self._fusion._modules.get("fc")
+        has_norms = self.config.norm_before_fc or self.config.fc_norm
         return fc.matrix if isinstance(fc, NativeLinear) and not has_norms else None
 
     def _take(self, head: EagleHead, embedding: Tensor | PackedMatrix, lm_head: PackedMatrix) -> Stack:

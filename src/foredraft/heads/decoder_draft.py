@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -101,22 +101,13 @@ def num_decoder_layers(config: PretrainedConfig) -> int:
 def why_not_for(config: Mapping[str, Any], model_type: str) -> str | None:
     """Why a decoder with this configuration cannot draft for a target of this type; None if it may."""
     kind = config.get("model_type")
-    return (
-        None
-        if kind == model_type
-        else f"it is a decoder over the encoder of a {kind}, but the target is a {model_type}"
-    )
+    if kind == model_type:
+        return None
+    return f"it is a decoder over the encoder of a {kind}, but the target is a {model_type}"
 
 
-class _Weights(NamedTuple):
-    """The weights of a saved decoder. name: of its directory or repository."""
-
-    name: str
-    tensors: dict[str, Tensor]
-
-
-def read_layers(name: str, target: LanguageModel, revision: str | None = None) -> tuple[int, _Weights]:
-    """-> the number of layers, and their weights. Raises ModelError."""
+def read_layers(name: str, target: LanguageModel, revision: str | None = None) -> tuple[int, HeadFiles]:
+    """-> the number of layers, and the files with their weights. Raises ModelError."""
     files = HeadFiles.of(name, revision)
     config, own = files.config, target.hf.config
     if not shares_encoder(config):
@@ -128,7 +119,7 @@ def read_layers(name: str, target: LanguageModel, revision: str | None = None) -
     num_layers = config.get(_field_of(own, _DECODER_LAYERS))
     if not isinstance(num_layers, int):
         raise ModelError(f"{name}: its {CONFIG} does not say how many layers its decoder has")
-    return num_layers, _Weights(name, files.tensors)
+    return num_layers, files
 
 
 def _field_of(config: PretrainedConfig, names: Sequence[str]) -> str:
@@ -147,8 +138,8 @@ def _refuse_sound(target: LanguageModel) -> None:
         )
 
 
-def _trainable(target: LanguageModel, num_layers: int, weights: _Weights | None = None) -> PreTrainedModel:
-    hf = _empty(target.hf, num_layers, weights).requires_grad_(False)
+def _trainable(target: LanguageModel, num_layers: int, files: HeadFiles | None = None) -> PreTrainedModel:
+    hf = _empty(target.hf, num_layers, files).requires_grad_(False)
     ends = TargetEnds(target.hf)
     with torch.no_grad():
         hf.get_output_embeddings().weight.copy_(ends.lm_head_rows(None))
@@ -160,8 +151,8 @@ def _trainable(target: LanguageModel, num_layers: int, weights: _Weights | None 
     return hf
 
 
-def _empty(target: PreTrainedModel, num_layers: int, weights: _Weights | None) -> PreTrainedModel:
-    """A model like the target, but without encoder layers, in float32. weights: of the decoder; None: random weights."""
+def _empty(target: PreTrainedModel, num_layers: int, files: HeadFiles | None) -> PreTrainedModel:
+    """A model like the target, but without encoder layers, in float32. files: with the decoder's weights; None: random weights."""
     config = copy.deepcopy(target.config)
     field = _field_of(config, _DECODER_LAYERS)
     most = int(getattr(config, field))
@@ -176,17 +167,17 @@ def _empty(target: PreTrainedModel, num_layers: int, weights: _Weights | None) -
             setattr(config, name, 0.0)
     config.dtype = torch.float32
     hf: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
-    if weights is not None:
-        _load(hf, weights.name, weights.tensors)
+    if files is not None:
+        _load(hf, files)
     return hf
 
 
-def _load(hf: PreTrainedModel, name: str, weights: dict[str, Tensor]) -> None:
-    own = own_weights(hf)
+def _load(hf: PreTrainedModel, files: HeadFiles) -> None:
+    own, weights = own_weights(hf), files.tensors
     wrong = sorted(own.keys() ^ weights.keys()) or sorted(n for n in own if own[n].shape != weights[n].shape)
     if wrong:
         raise ModelError(
-            f"{name}: {wrong[0]} is missing, unknown or of a different shape: the decoder belongs to another target"
+            f"{files.name}: {wrong[0]} is missing, unknown or of a different shape: the decoder belongs to another target"
         )
     with torch.no_grad():
         for name, weight in own.items():

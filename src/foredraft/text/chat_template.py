@@ -94,12 +94,9 @@ def _with_empty_contents(
     calls = [message for message in messages if message.get("content") is None]
     if not calls:
         return None
+    filled = [{**message, "content": message.get("content") or ""} for message in messages]
     try:
-        text = _apply(
-            tokenizer,
-            [{**message, "content": ""} if message in calls else message for message in messages],
-            template_args,
-        )
+        text = _apply(tokenizer, filled, template_args)
     except _TEMPLATE_ERRORS:
         return None
     template = template_args.get("chat_template") or tokenizer.chat_template

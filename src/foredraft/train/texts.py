@@ -131,12 +131,12 @@ class TrainingTexts:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPairs:
-    """pairs: to train on. half: tokens of a source, and of a text, in a block. written: for each of the recipe's temperatures, the
+    """pairs: to train on. longest: tokens of a source, and of a text, in a block. written: for each of the recipe's temperatures, the
     target's answers. For the other fields see TrainingData."""
 
     files: list[SourceFile[Pair]]
     pairs: list[PairIds]
-    half: int
+    longest: int
     validation: dict[str, Blocks]
     written: list[list[PairIds]] = field(default_factory=lambda: [[]])
     reader: BlockReader = field(default_factory=PairReader)
@@ -160,19 +160,14 @@ class TrainingPairs:
         return cls(files, ids, half, blocks)
 
     @property
-    def longest(self) -> int:
-        """See TrainingData."""
-        return self.half
-
-    @property
     def texts(self) -> Sequence[Sequence[int]]:
         """See TrainingData."""
         return [pair.text for pair in chain(self.pairs, *self.written)]
 
     def with_written(self, writer: Writer) -> TrainingPairs:
         """See TrainingData."""
-        sources = [pair.source[: self.half] for pair in self.pairs]
-        return replace(self, written=writer.answers(sources, self.half))
+        sources = [pair.source[: self.longest] for pair in self.pairs]
+        return replace(self, written=writer.answers(sources, self.longest))
 
     def tasks(self, objectives: Sequence[Objective], recipe: Recipe) -> TaskRotation:
         """See TrainingData. The pairs are split between the objectives."""
@@ -180,7 +175,7 @@ class TrainingPairs:
         number = len(objectives)
         tasks = []
         for index, (objective, written) in enumerate(zip(objectives, self.written, strict=True)):
-            tasks.append(Task(pair_blocks([*pairs[index::number], *written], self.half), objective))
+            tasks.append(Task(pair_blocks([*pairs[index::number], *written], self.longest), objective))
         return TaskRotation(tuple(tasks))
 
 

@@ -52,15 +52,16 @@ def inspect_models(
 
     Raises ModelError if a checkpoint is missing, corrupt, or of a kind that cannot work.
     """
-    sources, head_source = [(target, options)], None
+    sources, head_source, decoder = [(target, options)], None, None
     if draft is not None and head_method_of(os.fspath(draft), options.revision) is not None:
         head_source = draft
     elif draft is not None:
         sources.append((draft, options_of_draft(draft, options, None)))
+        decoder = decoder_draft_config(os.fspath(draft), options.revision)
     reports = [predict(source, its_options) for source, its_options in sources]
-    decoder = None if draft is None else decoder_draft_config(os.fspath(draft), options.revision)
-    tokenizers = [_load_tokenizer(source, its_options) for source, its_options in sources[: 1 if decoder else None]]
-    tokenizers += tokenizers * (len(sources) - len(tokenizers))  # a decoder over the target's encoder has the target's
+    tokenizers = [_load_tokenizer(target, options)]
+    # a decoder over the target's encoder has the target's tokenizer
+    tokenizers += [tokenizers[0] if decoder else _load_tokenizer(*source) for source in sources[1:]]
     reports = [
         replace(report, num_tokens=None if tokenizer is None else len(tokenizer))
         for report, tokenizer in zip(reports, tokenizers, strict=True)
