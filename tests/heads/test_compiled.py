@@ -146,6 +146,55 @@ def test_a_draft_in_one_call_equals_one_token_by_token(name: str, spec: str, tmp
             assert torch.allclose(at_once.token_probs.at(rows, column), by_step.token_probs.at(rows, column), atol=1e-5)
 
 
+def two_features(name: str) -> list[Tensor]:
+    """The features of each of two_reads, as columns of wider rows."""
+    features = golden(name).inputs["features"].bfloat16()
+    wider = torch.cat([features, torch.full((len(features), 16), torch.nan, dtype=torch.bfloat16)], dim=1)[
+        :, : features.shape[1]
+    ]
+    return [wider[: len(features) - 1], wider[2:4]]
+
+
+@pytest.mark.parametrize("weight_format", [unquantized, quantize_int8])
+@pytest.mark.parametrize("name", FORMS)
+def test_features_are_fused_in_the_call_that_drafts(name: str, weight_format: WeightFormat, tmp_path: Path) -> None:
+    head, _ = compiled(name, tmp_path, weight_format)
+    reads, states = two_reads(head, name)
+    lens, specs, vocab_size = [4, 2], [SPECS["drawn"], DrawSpec()], head.config.vocab_size
+    caches = [cache_for(head, [32, 32], torch.bfloat16) for _ in range(2)]  # type: ignore[arg-type]
+    expected, got = (
+        head.generate(reads, each, lens, vocab_size, cache, specs)
+        for each, cache in zip((torch.cat(states), two_features(name)), caches, strict=True)
+    )
+    assert got.ids == expected.ids
+    assert got.token_probs is not None
+    assert expected.token_probs is not None
+    assert torch.equal(got.token_probs.probs, expected.token_probs.probs)
+    shapes, greedy = [*TREES.values()], [DrawSpec()] * 2
+    expected_tree, got_tree = (
+        head.grow(reads, each, shapes, vocab_size, cache_for(head, [32, 32], torch.bfloat16), greedy)  # type: ignore[arg-type]
+        for each in (torch.cat(states), two_features(name))
+    )
+    assert got_tree == expected_tree
+
+
+def test_features_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """The kernels check nothing beyond this."""
+    head, _ = compiled("speculators_llama", tmp_path)
+    width = head.config.feature_size
+    cache = cache_for(head, [16], torch.bfloat16)  # type: ignore[arg-type]
+    bad = {
+        "each of 2 rows must have features": torch.zeros(3, width).bfloat16(),
+        "bfloat16 with adjacent columns, not .* torch.float32": torch.zeros(2, width),
+        f"must be .R, {width}. bfloat16": torch.zeros(2, width + 1).bfloat16(),
+        "with adjacent columns": torch.zeros(width, 2).bfloat16().T,
+    }
+    for message, features in bad.items():
+        with pytest.raises(ValueError, match=message):
+            head.generate([Read(0, [1, 2], 1)], [features], [1], head.config.vocab_size, cache, [DrawSpec()])
+    assert cache.num_held(0) == 0
+
+
 TREES = {0: TreeShape((ROOT, ROOT, ROOT, 0, 0, 1, 3, 3, 5, 6)), 1: TreeShape((ROOT, 0, 0))}
 
 

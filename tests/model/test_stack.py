@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.region import Region
+from foredraft.engine.token_tree import ROOT
 from foredraft.kernels import DrawSpec, load_kernels, why_none
 from foredraft.llm import LLM
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model, prepare, probe
@@ -142,6 +143,25 @@ def test_features_are_the_hidden_states_of_transformers(name: str, species: Make
     width = hf.config.hidden_size
     for ours, theirs in zip(features.split(width, 1), hidden_states(hf, tokens, taps).split(width, 1), strict=True):
         assert_near(ours, theirs)
+
+
+def test_features_are_written_to_the_slots_of_their_rows(species: Maker) -> None:
+    """In a batch of a chain and a tree, of which the cache keeps one path."""
+    model, taps, tokens = loaded(species("llama")), (FINAL_NORM, 1), random_tokens(12)
+    cache = model.new_cache(MemoryPool(1 << 30), taps)
+    assert all(cache.reserve(seq_id, 20) for seq_id in range(3))
+    model.read([Read(0, tokens, 0)], cache)
+    model.read([Read(1, tokens[:9], 0)], cache)
+    other = (tokens[9] + 1) % model.traits.vocab_size
+    tree = Read(1, [other, tokens[9], tokens[10], tokens[11]], 4, [ROOT, ROOT, 1, 2])
+    model.read([Read(2, tokens[:5], 0), tree], cache)
+    cache.keep_prefix_of(1, tokens)
+    whole = cache.features(0)
+    assert whole is not None
+    for seq_id, length in ((1, 12), (2, 5)):
+        features = cache.features(seq_id)
+        assert features is not None
+        assert torch.equal(features, whole[:length])
 
 
 @pytest.mark.parametrize("name", COMPILED_FORMS)

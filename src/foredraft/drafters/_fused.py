@@ -68,16 +68,21 @@ class FusedReader(Generic[Head]):
 
     def _fused(self, drafts: Sequence[Draft], at_most: int | None = None) -> tuple[list[Read], Tensor]:
         """The unread tokens that have features of the target, at most so many of each draft, and their fused states [R, H]."""
+        reads, features = self._unread(drafts, at_most)
+        return reads, self._head.fuse(features[0] if len(features) == 1 else torch.cat(features))
+
+    def _unread(self, drafts: Sequence[Draft], at_most: int | None = None) -> tuple[list[Read], list[Tensor]]:
+        """The unread tokens that have features of the target, at most so many of each draft, and these features [R, F]."""
         reads, features = [], []
         for draft in drafts:
             request = draft.request
             start = self._cache.num_held(request.seq_id)
-            new = _features_of(request).since(start)[:at_most]
-            reads.append(Read(request.seq_id, request.tokens[start + 1 : start + 1 + len(new)], 1))
-            features.append(new)
-            self._num_fused[request.seq_id] = start + len(new)
-        rows = features[0] if len(features) == 1 else torch.cat(features)
-        return reads, self._head.fuse(rows.to(self._head.dtype))
+            new = _features_of(request).since(start, at_most)
+            end = start + new.shape[0]
+            reads.append(Read(request.seq_id, request.tokens[start + 1 : end + 1], 1))
+            features.append(new if new.dtype is self._head.dtype else new.to(self._head.dtype))
+            self._num_fused[request.seq_id] = end
+        return reads, features
 
     def _num_rows(self, draft: Draft) -> int:
         """The rows that the draft takes of a pass."""

@@ -45,7 +45,7 @@ class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
         self, drafts: Sequence[Draft], shapes: Sequence[TreeShape], specs: Sequence[DrawSpec]
     ) -> list[list[int]]:
         assert isinstance(self._head, CompiledEagle)
-        return self._head.grow(*self._fused(drafts), shapes, self._vocab_size, self._cache, specs)
+        return self._head.grow(*self._unread(drafts), shapes, self._vocab_size, self._cache, specs)
 
     def _write(self, drafts: Sequence[Draft], token_probs: list[TokenProbs]) -> None:
         """Write each whole draft in one call."""
@@ -54,6 +54,6 @@ class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
         for group in self._passes(drafts):
             lens = [draft.max_len for draft in group]
             specs = draw_specs([draft.row for draft in group], lens)
-            reads, states = self._fused(group)
-            written = head.generate(reads, states, lens, self._vocab_size, self._cache, specs)  # type: ignore[operator]
+            reads, features = self._unread(group)
+            written = head.generate(reads, features, lens, self._vocab_size, self._cache, specs)  # type: ignore[operator]
             take_generated(group, written, specs, token_probs)

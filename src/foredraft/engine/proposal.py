@@ -37,9 +37,10 @@ class Features:
     def __len__(self) -> int:
         return self.rows.shape[0]
 
-    def since(self, start: int) -> Tensor:
-        """[T - start, D], the features of the tokens from position `start` on, with the drafter's taps side by side."""
-        rows = self.rows[start:]
+    def since(self, start: int, at_most: int | None = None) -> Tensor:
+        """[T - start, D], the features of the tokens from position `start` on, at most so many, with the drafter's taps side by side."""
+        num_rows = self.rows.shape[0] - start
+        rows = self.rows.narrow(0, start, num_rows if at_most is None else min(at_most, num_rows))
         return rows if self.columns is None else rows[:, self.columns]
 
     def narrowed(self, wanted: Sequence[int], taps: Sequence[int]) -> Features:

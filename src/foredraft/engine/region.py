@@ -125,6 +125,13 @@ class Region:
             self.features = hidden.new_zeros(self.capacity, hidden.shape[1])
         self.features.narrow(0, start, hidden.shape[0]).copy_(hidden)
 
+    def features_address(self, width: int) -> int:
+        """The address of the features [capacity, width] bfloat16 of all slots, for kernels that write to them directly. Valid until the
+        next resize."""
+        if self.features is None:
+            self.features = torch.zeros(self.capacity, width, dtype=torch.bfloat16)
+        return self.features.data_ptr()
+
     def addresses(self, num_layers: int, like: Tensor) -> array[int]:
         """The addresses of the keys and the values [H, capacity, D] of the first num_layers layers, [num_layers * 2], for kernels that
         write to them directly. Valid until the next resize. like: [H, *, D], with their dtype and device."""

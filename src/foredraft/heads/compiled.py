@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ from foredraft.heads.eagle import EagleHead, HeadReading
 from foredraft.heads.vocabulary import to_target_vocabulary
 from foredraft.kernels import (
     DrawSpec,
+    FeatureFusion,
     InMemory,
     Interleaved,
     Joined,
@@ -28,6 +28,7 @@ from foredraft.kernels import (
     StackLayer,
     StackMlp,
     StatefulRows,
+    States,
     WeightFormat,
     WeightMemory,
     WeightSource,
@@ -36,7 +37,6 @@ from foredraft.kernels import (
 from foredraft.model.batch import RaggedBatch, Read, flatten, remember
 from foredraft.model.generation import Generated
 from foredraft.model.layers import joined_bias
-from foredraft.model.packed import NativeLinear
 from foredraft.model.taps import FINAL_NORM
 from foredraft.sampling import TokenProbs
 from foredraft.utils.tensors import num_bytes
@@ -64,8 +64,8 @@ class CompiledEagle:
         self.bytes_per_token = head.config.bytes_per_token(self.dtype)
         self._kernels, self._pack = kernels, _Packer(kernels, weight_format)
         self._unpacked_bytes = _unpacked_bytes(head)
-        self._fusion = self._take_fusion(head)
-        self._fc = self._only_fc()
+        self._rotary_embedding = head.rotary_emb
+        self._mask_hidden = head.mask_hidden[0].detach().to(self.dtype) if head.config.mask_token is not None else None
         self._stack = self._take(head, embedding, lm_head)
         self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=self.dtype)
         self._rotation = self._table(_FIRST_POSITIONS)
@@ -75,16 +75,18 @@ class CompiledEagle:
         """Whether the kernels can run this head."""
         config = head.config
         is_plain = config.layer.hidden_act == "silu" and config.hidden_size % 16 == 0 and config.layer.head_dim % 2 == 0
-        return is_plain and not getattr(config.layer, "mlp_bias", False)
+        norms_twice = config.norm_before_fc and config.fc_norm
+        return is_plain and not norms_twice and not getattr(config.layer, "mlp_bias", False)
 
     def fuse(self, features: Tensor) -> Tensor:
         """See EagleHead.fuse."""
-        return self._fusion.fuse(features) if self._fc is None else self._kernels.linear(self._fc, features)
+        return self._kernels.fuse(self._stack, features)
 
     @cached_property
     def mask_state(self) -> Tensor:
         """See EagleHead.mask_state."""
-        return self._fusion.mask_state
+        assert self._mask_hidden is not None
+        return self.fuse(self._mask_hidden)
 
     def on_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary: [n, D] -> [n, V]. Ids that the head cannot draft get -inf."""
@@ -103,14 +105,15 @@ class CompiledEagle:
     def generate(
         self,
         reads: Sequence[Read],
-        states: Tensor,
+        states: States,
         lens: Sequence[int],
         vocab_size: int,
         cache: KVCache,
         specs: Sequence[DrawSpec],
     ) -> Generated:
-        """Read with these states [R, H], and draft lens[i] >= 1 tokens after reads[i], chosen by specs[i]. The row of a draft token
-        has the state of the row before. The last token is not read; the others are in the cache afterwards."""
+        """Read with these states [R, H], or with the features [R', F] of each read, and draft lens[i] >= 1 tokens after reads[i], chosen
+        by specs[i]. The row of a draft token has the state of the row before. The last token is not read; the others are in the cache
+        afterwards."""
         batch = flatten(reads, cache, lens)
         ids, probs, kept_ids = self._kernels.generate(
             self._stack,
@@ -119,7 +122,7 @@ class CompiledEagle:
             lens,
             vocab_size,
             specs,
-            states.contiguous(),
+            states,
         )
         for read, span, tokens in zip(reads, batch.spans, ids, strict=True):
             span.region.tokens.extend([*read.tokens, *tokens[:-1]])
@@ -128,14 +131,14 @@ class CompiledEagle:
     def grow(
         self,
         reads: Sequence[Read],
-        states: Tensor,
+        states: States,
         shapes: Sequence[TreeShape],
         vocab_size: int,
         cache: KVCache,
         specs: Sequence[DrawSpec],
     ) -> list[list[int]]:
-        """Read with these states [R, H], and grow a tree of shapes[i] after reads[i], with tokens chosen by specs[i], greedily or with
-        shared noise. Afterwards the trees are not in the cache -> the token of each node, -1 where none has grown"""
+        """Read with states or features as in generate, and grow a tree of shapes[i] after reads[i], with tokens chosen by specs[i],
+        greedily or with shared noise. Afterwards the trees are not in the cache -> the token of each node, -1 where none has grown"""
         batch = flatten(reads, cache, [len(shape) for shape in shapes])
         depth = max(shape.depth for shape in shapes)
         grown = self._kernels.grow(
@@ -145,7 +148,7 @@ class CompiledEagle:
             [shape.parents for shape in shapes],
             vocab_size,
             specs,
-            states.contiguous(),
+            states,
         )
         remember(reads, batch)
         return grown
@@ -161,22 +164,18 @@ class CompiledEagle:
         """The tap of the state that the next row reads."""
         return FINAL_NORM if self.config.norm_output else self.config.num_layers
 
-    def _take_fusion(self, head: EagleHead) -> EagleHead:
-        """The part of the head before the layers, which PyTorch runs except for its matrix product: a copy without the other modules."""
-        fusion = copy(head)
-        names = ("input_norm", "fc_norm", "rotary_emb")
-        fusion._modules = {name: module for name, module in head._modules.items() if name in names}
-        if head.config.projects_features:
-            fusion.add_module("feature_fc", NativeLinear(self._pack(head.feature_fc), self._kernels))
-        elif head.config.kind != "eagle1" and head.config.applies_fc:
-            fusion.add_module("fc", NativeLinear(self._pack(head.fc), self._kernels))
-        return fusion
-
-    def _only_fc(self) -> PackedMatrix | None:
-        """The matrix of fc if fusing is nothing but that product: it is then called without PyTorch's modules, which cost as much."""
-        fc = self._fusion._modules.get("fc")
-        has_norms = self.config.norm_before_fc or self.config.fc_norm
-        return fc.matrix if isinstance(fc, NativeLinear) and not has_norms else None
+    def _take_features(self, head: EagleHead) -> FeatureFusion | None:
+        """What EagleHead.fuse does; None if it does nothing."""
+        config = head.config
+        if config.projects_features:
+            fc = self._pack(head.feature_fc)
+        elif config.kind != "eagle1" and config.applies_fc:
+            fc = self._pack(head.fc)
+        else:
+            return None
+        norms = [*([head.input_norm] if config.norm_before_fc else []), *(head.fc_norm if config.fc_norm else [])]
+        weights = [norm.weight.detach().float() for norm in norms]
+        return FeatureFusion(fc, torch.cat(weights) if weights else None, max(len(norms), 1))
 
     def _take(self, head: EagleHead, embedding: Tensor | PackedMatrix, lm_head: PackedMatrix) -> Stack:
         config, layer = head.config, head.config.layer
@@ -194,7 +193,7 @@ class CompiledEagle:
         num_ids = matrix.out_features if config.target_ids is None else config.vocab_size
         fusion = self._pack(head.fc) if config.kind == "eagle1" else None
         table = head.embed_tokens.weight.detach().bfloat16() if config.owns_embeddings else embedding
-        stateful = StatefulRows(self._tap, num_ids, config.target_ids, fusion)
+        stateful = StatefulRows(self._tap, num_ids, config.target_ids, fusion, self._take_features(head))
         return Stack(layers, table, _norm(head.norm), matrix, form, stateful)
 
     def _take_layer(self, head: EagleHead, index: int) -> StackLayer:
@@ -232,7 +231,7 @@ class CompiledEagle:
     def _table(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin, [1, num_positions, head_dim / 2] float32 each"""
         half = self._stack.head_dim // 2
-        cos, sin = self._fusion.rotary_emb(torch.zeros(1), torch.arange(num_positions)[None])
+        cos, sin = self._rotary_embedding(torch.zeros(1), torch.arange(num_positions)[None])
         return cos[..., :half].float().contiguous(), sin[..., :half].float().contiguous()
 
 

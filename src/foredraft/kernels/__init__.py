@@ -14,6 +14,7 @@ from foredraft.kernels.decoder import (
     AttentionShape,
     AttentionSpan,
     CacheSpan,
+    FeatureFusion,
     NormWeights,
     SourceSpan,
     Stack,
@@ -22,6 +23,7 @@ from foredraft.kernels.decoder import (
     StackLayer,
     StackMlp,
     StatefulRows,
+    States,
 )
 from foredraft.kernels.native import Kernels
 from foredraft.kernels.sources import (
@@ -67,6 +69,7 @@ __all__ = [
     "CacheSpan",
     "Chains",
     "DrawSpec",
+    "FeatureFusion",
     "InMemory",
     "Interleaved",
     "Joined",
@@ -84,6 +87,7 @@ __all__ = [
     "StackLayer",
     "StackMlp",
     "StatefulRows",
+    "States",
     "VerificationBatch",
     "VerificationResult",
     "Weight",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ctypes import c_int64, pointer
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -68,7 +68,8 @@ class CacheSpan(NamedTuple):
     in the slot of the same number. capacity: its number of slots. stores: [layers * 2], the addresses of the keys [H, capacity, D] and
     values of each layer. paths: for each row the slots of the positions from start to its own, whose keys it sees in addition to those
     before start; None: the rows are a chain, each in the slot of its position. source: what the rows of an encoder-decoder also attend
-    to."""
+    to. features: the address of the tapped hidden states [capacity, F] bfloat16 of all slots, which the pass writes; None: it returns
+    those of its rows."""
 
     first_row: int
     num_rows: int
@@ -77,6 +78,11 @@ class CacheSpan(NamedTuple):
     stores: array[int]
     paths: Sequence[Sequence[int]] | None = None
     source: SourceSpan | None = None
+    features: int | None = None
+
+
+States: TypeAlias = Tensor | Sequence[Tensor]
+"""Of the rows of a stateful decoder: [R, hidden] bfloat16, or instead the target's features, [R', F] bfloat16 for each span."""
 
 
 class StackBatch(NamedTuple):
@@ -177,16 +183,26 @@ class StackForm:
     swiglu_limit: float = 0.0
 
 
+class FeatureFusion(NamedTuple):
+    """How the target's features become a head's states: RMS norms, then a product (EAGLE-3, arXiv:2503.01840). fc: [hidden, F]. norm: [F]
+    float32, the weights of the norms of num_parts equal parts; None: no norm."""
+
+    fc: PackedMatrix
+    norm: Tensor | None = None
+    num_parts: int = 1
+
+
 class StatefulRows(NamedTuple):
     """For a decoder whose rows have a state as well as a token: a head. fusion: [hidden, 2 * hidden], maps the concatenation of a row's
     embedding and its state to the initial hidden state; None: that is the state. tap: of the hidden state that a generated row passes
     to the next one as its state (see model.Body). num_ids: the size of the vocabulary. column_ids: [D] int64, the id of each column of
-    the logits; None: columns are ids."""
+    the logits; None: columns are ids. features: how a row's features become its state; None: they are the state."""
 
     tap: int
     num_ids: int
     column_ids: Tensor | None = None
     fusion: PackedMatrix | None = None
+    features: FeatureFusion | None = None
 
 
 class Stack:
@@ -212,6 +228,8 @@ class Stack:
         self.is_stateful = stateful is not None
         stateful = stateful or StatefulRows(0, head.out_features)
         self.num_ids = stateful.num_ids
+        features = stateful.features
+        self.features_width = self.hidden_size if features is None else features.fc.in_features
         self.attends_to_sources = any(layer.cross_query is not None for layer in layers)
         self.num_positions = None if position_rows is None else len(position_rows)
         self.keeps = (layers, structs, embedding, final_norm, head, stateful, position_rows)
@@ -221,6 +239,10 @@ class Stack:
             packed_embedding=embedding.struct if isinstance(embedding, PackedMatrix) else MatrixStruct(),
             position_rows=address(position_rows),
             fusion=_matrix_struct(stateful.fusion),
+            features_fc=_matrix_struct(None if features is None else features.fc),
+            features_norm=None if features is None else address(features.norm),
+            features_parts=1 if features is None else features.num_parts,
+            features_width=self.features_width,
             final_norm=_norm_struct(final_norm),
             head=head.struct,
             column_ids=address(stateful.column_ids),
@@ -298,11 +320,11 @@ def batch_struct(
     logits: Tensor,
     taps: Sequence[int] = (),
     features: Tensor | None = None,
-    states: Tensor | None = None,
+    states: States | None = None,
 ) -> tuple[BatchStruct, tuple[object, ...]]:
     """The struct, and the memory it points to. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32. features:
-    [R, len(taps) * hidden] bfloat16, the output buffer of the tapped hidden states. states: [R, hidden] bfloat16, for a stateful
-    decoder. Raises ValueError for ids, rows, slots and taps that are out of range: nothing is checked after this."""
+    [R, len(taps) * hidden] bfloat16, the output buffer of the tapped hidden states; None: they go where the spans say. states: for a
+    stateful decoder. Raises ValueError for ids, rows, slots and taps that are out of range: nothing is checked after this."""
     _check_batch(stack, batch, taps)
     _check_states(stack, batch, states)
     spans, (cos, sin) = batch.spans, rotation
@@ -316,12 +338,16 @@ def batch_struct(
     arrays = (ids, positions, wanted, bounds, stores)
     at_ids, at_positions, at_wanted, at_bounds, at_stores = (each.buffer_info()[0] for each in arrays)
     tapped = array("q", taps)
+    kept = _kept_rows(stack, batch, taps, features)
+    given, read = (states, None) if isinstance(states, Tensor) else (None, states)
+    read_rows = None if read is None else feature_rows(read)
     struct = BatchStruct(
         at_ids,
         at_positions,
         *(None if each is None else each.buffer_info()[0] for each in (slots, paths)),
         at_wanted,
-        address(states),
+        address(given),
+        None if read_rows is None else read_rows.buffer_info()[0],
         cos.data_ptr(),
         sin.data_ptr(),
         at_bounds,
@@ -334,10 +360,35 @@ def batch_struct(
         cos.stride(0),
         path_stride,
         tapped.buffer_info()[0],
-        address(features),
+        None if kept is None else kept.buffer_info()[0],
         len(tapped),
     )
-    return struct, (*arrays, slots, paths, sources, tapped)
+    return struct, (*arrays, slots, paths, sources, tapped, kept, read_rows)
+
+
+def _kept_rows(stack: Stack, batch: StackBatch, taps: Sequence[int], features: Tensor | None) -> array[int] | None:
+    """The address for each row's tapped hidden states; None without taps."""
+    if not taps:
+        return None
+    if features is not None:
+        return feature_rows([features])
+    row_bytes = len(taps) * stack.hidden_size * torch.bfloat16.itemsize
+    slots = batch.positions if batch.slots is None else batch.slots
+    rows = array("q")
+    for span in batch.spans:
+        assert span.features is not None
+        own = slots[span.first_row : span.first_row + span.num_rows]
+        rows.extend([span.features + slot * row_bytes for slot in own])
+    return rows
+
+
+def feature_rows(parts: Sequence[Tensor]) -> array[int]:
+    """The address of each row. parts: [R, F] each, with adjacent numbers in a row"""
+    rows = array("q")
+    for part in parts:
+        start, step = part.data_ptr(), part.stride(0) * part.element_size()
+        rows.extend([start + r * step for r in range(part.shape[0])])
+    return rows
 
 
 def _bounds(span: CacheSpan) -> tuple[int, ...]:
@@ -397,14 +448,28 @@ def _check_paths(span: CacheSpan, positions: Sequence[int], slots: Sequence[int]
         raise ValueError(f"slots of paths must be from {span.start} to {span.capacity - 1}")
 
 
-def _check_states(stack: Stack, batch: StackBatch, states: Tensor | None) -> None:
+def _check_states(stack: Stack, batch: StackBatch, states: States | None) -> None:
     if (states is not None) != stack.is_stateful:
         raise ValueError("rows must have states if the decoder is stateful, and must have none otherwise")
-    if states is None:
+    if not isinstance(states, Tensor):
+        if states is not None:
+            check_features(stack, states, len(batch.ids))
         return
     shape = (len(batch.ids), stack.hidden_size)
     if states.shape != shape or states.dtype != torch.bfloat16 or not states.is_contiguous():
         raise ValueError(f"states must be {shape} bfloat16 and contiguous, not {tuple(states.shape)} {states.dtype}")
+
+
+def check_features(stack: Stack, parts: Sequence[Tensor], num_rows: int) -> None:
+    """Raises ValueError if these are not num_rows rows of a head's features."""
+    width = stack.features_width
+    if sum([part.shape[0] for part in parts]) != num_rows:
+        raise ValueError(f"each of {num_rows} rows must have features")
+    for part in parts:
+        if part.shape[1] != width or part.dtype != torch.bfloat16 or part.stride(1) != 1:
+            raise ValueError(
+                f"features must be [R, {width}] bfloat16 with adjacent columns, not {[*part.shape]} {part.dtype}"
+            )
 
 
 def attention_struct(span: AttentionSpan, query: Tensor, shape: AttentionShape, out: Tensor) -> AttentionCallStruct:

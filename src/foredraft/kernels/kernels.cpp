@@ -254,6 +254,16 @@ void attention(const AttentionCall* calls, int64_t num_calls, char* workspace, i
     });
 }
 
+// The states of rows of features, as a pass that reads features computes them (see Batch). workspace: linear_workspace(features_fc,
+// num_rows) bytes
+void fuse(const Stack* s, const uint16_t* const* features, int64_t num_rows, uint16_t* states, char* workspace, int64_t num_threads) {
+    Arena arena{workspace};
+    const int64_t bytes = row_bytes(s->features_width);
+    char* data = arena.take<char>(num_rows * bytes);
+    const Rows rows = {data, arena.take<float>(num_rows), bytes};
+    with_team(num_threads, [&](const Team& team) { fuse_features(*s, features, num_rows, states, rows, team); });
+}
+
 int64_t stack_workspace(const Stack* s, const Batch* b, int64_t num_threads) {
     char* end = nullptr;
     lay_out_workspace(*s, *b, 0, (int)num_threads, nullptr, &end);
@@ -284,18 +294,15 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
     std::vector<const uint16_t*> sources;
     if (batch->sources != nullptr) sources.assign(batch->sources, batch->sources + num_spans * num_stores);
     std::vector<int32_t> ids(num_spans), positions(num_spans), wanted(num_spans);
-    std::vector<uint16_t> features, states;
+    std::vector<uint16_t> states;
+    const bool carries_states = has_states(b);
+    KeptStates kept;
     const Columns columns = {s->head.n, s->column_ids, s->num_ids};
     std::vector<float> wide = columns.room(num_spans);
-    if (b.states != nullptr) {
-        features.resize(b.num_rows * s->hidden);
-        states.resize(num_spans * s->hidden);
-        b.taps = &s->state_tap;
-        b.num_taps = 1;
-    }
+    if (carries_states) states.resize(num_spans * s->hidden);
     for (int64_t i = 0; i < num_spans; i++) open[i] = i;
     for (int64_t step = 0; b.num_spans > 0; step++) {
-        b.features = features.data();
+        if (carries_states) kept.keep(*s, b);
         stack(s, &b, workspace, num_threads);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * vocabulary > WORTH_A_TEAM)
         for (int64_t i = 0; i < b.num_spans; i++)
@@ -307,15 +314,15 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
             if (token < 0 || step + 1 >= lens[place]) continue;
             ids[left] = (int32_t)token;
             positions[left] = (int32_t)end;
-            if (b.states != nullptr) std::copy_n(features.begin() + b.wanted[i] * s->hidden, s->hidden, states.begin() + left * s->hidden);
+            if (carries_states) std::copy_n(kept.rows[b.wanted[i]], s->hidden, states.begin() + left * s->hidden);
             wanted[left] = (int32_t)left;
             std::copy_n(stores.begin() + i * num_stores, num_stores, stores.begin() + left * num_stores);
             if (!sources.empty()) std::copy_n(sources.begin() + i * num_stores, num_stores, sources.begin() + left * num_stores);
             spans[left] = {left, 1, end, spans[i].capacity, 0, spans[i].source_len, spans[i].source_capacity};
             open[left++] = place;
         }
-        b = {ids.data(), positions.data(), nullptr, nullptr, wanted.data(), states.empty() ? nullptr : states.data(), b.cos, b.sin, spans.data(),
-             stores.data(), sources.empty() ? nullptr : sources.data(), b.logits, left, left, left, b.rotary_stride, 0, b.taps, nullptr, b.num_taps};
+        b = {ids.data(), positions.data(), nullptr, nullptr, wanted.data(), states.empty() ? nullptr : states.data(), nullptr, b.cos, b.sin,
+             spans.data(), stores.data(), sources.empty() ? nullptr : sources.data(), b.logits, left, left, left, b.rotary_stride};
     }
     return fill_up(token_probs, num_prob_rows);
 }
@@ -334,19 +341,14 @@ void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_
         trees.back().paths.resize(sizes[i]);
         nodes.push_back({i, -1, -1});
     }
-    const bool has_states = batch->states != nullptr;
+    const bool carries_states = has_states(*batch);
     const int64_t* column_ids = s->column_ids;
     const int64_t width = column_ids ? s->head.n : std::min(vocabulary, s->head.n);
-    std::vector<uint16_t> features;
+    KeptStates kept;
     Batch b = *batch;
     Level level;
     for (int64_t depth = 1; !nodes.empty(); depth++) {
-        if (has_states) {
-            features.resize(b.num_rows * s->hidden);
-            b.taps = &s->state_tap;
-            b.num_taps = 1;
-            b.features = features.data();
-        }
+        if (carries_states) kept.keep(*s, b);
         stack(s, &b, workspace, num_threads);
         const int64_t count = (int64_t)nodes.size();
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (count > 1 && count * width > WORTH_A_TEAM)
@@ -363,7 +365,7 @@ void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_
             tree.grow(nodes[r].node, found);
         }
         nodes = next_level(trees, nodes, b.wanted);
-        level = Level(*s, *batch, trees, nodes, depth, has_states ? features.data() : nullptr);
+        level = Level(*s, *batch, trees, nodes, depth, carries_states ? &kept : nullptr);
         b = level.batch(*batch, depth);
     }
 }

@@ -21,8 +21,11 @@ from foredraft.kernels.decoder import (
     CacheSpan,
     Stack,
     StackBatch,
+    States,
     attention_struct,
     batch_struct,
+    check_features,
+    feature_rows,
 )
 from foredraft.kernels.sources import InMemory, WeightSource, blocks_of
 from foredraft.kernels.specs import (
@@ -83,6 +86,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "linear": (None, [_MATRIX, c_void_p, c_void_p, c_int64, c_void_p, c_int64]),
     "attention_workspace": (c_int64, [c_int64]),
     "attention": (None, [_CALLS, c_int64, c_void_p, c_int64, c_int64]),
+    "fuse": (None, [_STACK, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
     "stack_workspace": (c_int64, [_STACK, _BATCH, c_int64]),
     "stack": (None, [_STACK, _BATCH, c_void_p, c_int64]),
     "generate": (
@@ -247,20 +251,38 @@ class Kernels:
         batch: StackBatch,
         rotation: tuple[Tensor, Tensor],
         taps: Sequence[int] = (),
-        states: Tensor | None = None,
+        states: States | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """One pass of a decoder. rotation: cos and sin, [tables, positions, rotary_dim / 2] float32. taps: see model.Body.
-        states: [R, hidden] bfloat16 of a stateful decoder.
+        states: of a stateful decoder.
 
-        -> logits [len(wanted), V] float32 and the tapped hidden states [R, F] bfloat16, or None without taps
+        -> logits [len(wanted), V] float32 and the tapped hidden states [R, F] bfloat16; None without taps, or if the spans say where
+        they go
         """
         logits = torch.empty(len(batch.wanted), stack.vocab_size)
-        features = torch.empty(len(batch.ids), len(taps) * stack.hidden_size, dtype=torch.bfloat16) if taps else None
+        features = None
+        if taps and batch.spans[0].features is None:
+            features = torch.empty(len(batch.ids), len(taps) * stack.hidden_size, dtype=torch.bfloat16)
         struct, _memory = batch_struct(stack, batch, rotation, logits, taps, features, states)
         threads = torch.get_num_threads()
         room = self._room(self._library.stack_workspace(stack.struct, struct, threads))
         self._library.stack(stack.struct, struct, room, threads)
         return logits, features
+
+    def fuse(self, stack: Stack, features: Tensor) -> Tensor:
+        """The states that a pass computes from these features. features: [R, F] bfloat16 -> [R, hidden] bfloat16"""
+        num_rows = features.shape[0]
+        check_features(stack, [features], num_rows)
+        rows, states = feature_rows([features]), features.new_empty(num_rows, stack.hidden_size)
+        self._library.fuse(
+            stack.struct,
+            rows.buffer_info()[0],
+            num_rows,
+            states.data_ptr(),
+            self._room(self._library.linear_workspace(stack.struct.features_fc, num_rows)),
+            torch.get_num_threads(),
+        )
+        return states
 
     def generate(
         self,
@@ -270,11 +292,11 @@ class Kernels:
         lens: Sequence[int],
         vocab_size: int,
         specs: Sequence[DrawSpec],
-        states: Tensor | None = None,
+        states: States | None = None,
     ) -> tuple[list[list[int]], Tensor | None, Tensor | None]:
         """Read a batch that wants each span's last row, and generate lens[i] >= 1 tokens after span i, from the first vocab_size ids
-        with specs[i], in one call. The last token is not read. Generation for a span stops at a row with a NaN. states: [R, hidden]
-        bfloat16 of a stateful decoder.
+        with specs[i], in one call. The last token is not read. Generation for a span stops at a row with a NaN. states: of a
+        stateful decoder.
 
         -> (the tokens, the distributions of all drawn tokens, span after span, [R, W] float32, the ids of their columns
         [R, W]; None if W is vocab_size). Raises ValueError if slots are not positions.
@@ -317,7 +339,7 @@ class Kernels:
         shapes: Sequence[Sequence[int]],
         vocab_size: int,
         specs: Sequence[DrawSpec],
-        states: Tensor | None = None,
+        states: States | None = None,
     ) -> list[list[int]]:
         """Read a batch that wants each span's last row, and grow a tree after each span, level by level, in one call. shapes: for each
         span the parents of its tree's nodes, as in Proposal. specs: greedy, or with keys, one for each level; they choose the children

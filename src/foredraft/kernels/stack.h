@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "experts.h"
+#include "fusing.h"
 #include "norms.h"
 #include "outputs.h"
 #include "packing.h"
@@ -18,15 +19,17 @@ struct Workspace {
     float* branch;              // the output of attention or an MLP, before its norm
     float *router_logits, *expert_outputs;
     uint16_t *query, *attended;
+    uint16_t* states;           // computed from features; null: of the batch, or none
     Rows rows, thread_rows;     // of the team, or of this thread alone
     float* scores;              // of this thread
     Routing routing;
 };
 
+bool has_states(const Batch& b) { return b.states != nullptr || b.read_features != nullptr; }
+
 int64_t widest(const Stack& s) {
     const int64_t input = s.fusion.n > 0 || s.layers->is_fused ? 2 * s.hidden : s.hidden;
-    const int64_t k = input > s.intermediate ? input : s.intermediate;
-    return k > s.num_heads * s.head_dim ? k : s.num_heads * s.head_dim;
+    return std::max({input, s.intermediate, s.num_heads * s.head_dim, s.features_width});
 }
 
 int64_t longest(const Batch& b) {
@@ -47,7 +50,8 @@ Workspace lay_out_workspace(const Stack& s, const Batch& b, int rank, int size, 
     w.qkv = arena.take<float>(T * heads * s.head_dim);
     w.gated = arena.take<float>(rows * s.intermediate);
     w.branch = arena.take<float>(T * s.hidden);
-    w.embedded = b.states == nullptr ? w.hidden : arena.take<float>(T * s.hidden);
+    w.embedded = has_states(b) ? arena.take<float>(T * s.hidden) : w.hidden;
+    w.states = b.read_features == nullptr ? nullptr : arena.take<uint16_t>(T * s.hidden);
     w.router_logits = arena.take<float>(T * s.num_experts);
     w.expert_outputs = arena.take<float>(choices * s.hidden);
     w.query = arena.take<uint16_t>(T * s.num_heads * s.head_dim);
@@ -370,6 +374,7 @@ void run_layer(const Stack& s, const Batch& b, const Workspace& w, int64_t index
 }
 
 void embed(const Stack& s, const Batch& b, const Workspace& w, const Team& team) {
+    const uint16_t* states = w.states == nullptr ? b.states : w.states;
     int64_t first, last;
     team.share(b.num_rows, first, last);
     for (int64_t r = first; r < last; r++) {
@@ -381,14 +386,14 @@ void embed(const Stack& s, const Batch& b, const Workspace& w, const Team& team)
             F32x16 x = mul_ps(row, set1_ps(s.embedding_scale));
             if (s.position_rows != nullptr) x = add_ps(x, maskz_loadu_ps(mask, s.position_rows + (int64_t)b.positions[r] * s.hidden + i));
             mask_storeu_ps(to + i, mask, x);
-            if (b.states != nullptr) mask_storeu_ps(w.hidden + r * s.hidden + i, mask, load_bf16(b.states + r * s.hidden + i, mask));
+            if (states != nullptr) mask_storeu_ps(w.hidden + r * s.hidden + i, mask, load_bf16(states + r * s.hidden + i, mask));
         }
     }
     team.wait();
 }
 
 // Computes the initial hidden states from embeddings and states.
-void fuse(const Stack& s, const Workspace& w, int64_t num_rows, const Team& team) {
+void fuse_embeddings(const Stack& s, const Workspace& w, int64_t num_rows, const Team& team) {
     const Rows x = prepare_fused(s, s.fusion, {nullptr, nullptr}, {nullptr, nullptr}, w, num_rows, team);
     team.wait();  // all rows are read before any is overwritten
     product(s.fusion, x, num_rows, team, StoreFloat{w.hidden, s.hidden});
@@ -405,7 +410,7 @@ void keep_tapped(const Stack& s, const Batch& b, const Workspace& w, int64_t tap
     for (int64_t t = 0; t < b.num_taps; t++) {
         if (b.taps[t] != tap) continue;
         for (int64_t r = first; r < last; r++) {
-            uint16_t* to = b.features + (r * b.num_taps + t) * s.hidden;
+            uint16_t* to = b.features[r] + t * s.hidden;
             with_norm(s, norm, w.hidden + r * s.hidden, s.hidden, [&](const auto& read) {
                 for (int64_t i = 0; i < s.hidden; i += 16) store_bf16(to + i, lanes(s.hidden - i), read(i, lanes(s.hidden - i)));
             });
@@ -414,8 +419,9 @@ void keep_tapped(const Stack& s, const Batch& b, const Workspace& w, int64_t tap
 }
 
 void run_stack(const Stack& s, const Batch& b, const Workspace& w, const Team& team) {
+    if (w.states != nullptr) fuse_features(s, b.read_features, b.num_rows, w.states, w.rows, team);
     embed(s, b, w, team);
-    if (s.fusion.n > 0) fuse(s, w, b.num_rows, team);
+    if (s.fusion.n > 0) fuse_embeddings(s, w, b.num_rows, team);
     for (int64_t index = 0; index < s.num_layers; index++) {
         keep_tapped(s, b, w, index, {nullptr, nullptr}, team);
         run_layer(s, b, w, index, team);

@@ -57,6 +57,9 @@ struct Stack {
     Matrix packed_embedding;
     const float* position_rows;            // [.., hidden] added to embeddings, by position; null: none
     Matrix fusion;                         // of a row's embedding and state, concatenated, to its initial hidden state; n 0: there is none
+    Matrix features_fc;                    // of a row's features, normed, to its state; n 0: features are states
+    const float* features_norm;            // [features_parts * width] the weights of RMS norms over equal parts of the features; null: none
+    int64_t features_parts, features_width;
     Norm final_norm;
     Matrix head;
     const int64_t* column_ids;             // [head.n] the id of each column of the logits; null: columns are ids
@@ -88,7 +91,8 @@ struct Batch {
     const int32_t* slots;                  // [T] the slot for a row's keys and values in its sequence's store; null: its position
     const int32_t* paths;                  // [T, path_stride] for spans with paths: the slots from the span's start to a row's own position
     const int32_t* wanted;                 // [W] rows whose logits are wanted
-    const uint16_t* states;                // [T, hidden] bfloat16: the initial hidden states; null: the embeddings
+    const uint16_t* states;                // [T, hidden] bfloat16: the initial hidden states; null: the embeddings, unless rows have features
+    const uint16_t* const* read_features;  // [T] each row's features_width features, bfloat16, from which its state is computed; null: none
     const float *cos, *sin;                // [tables, positions, rotary_dim / 2]
     const Span* spans;
     uint16_t* const* stores;               // [num_spans, layers, 2]: keys [H, capacity, D] and values
@@ -98,7 +102,7 @@ struct Batch {
     int64_t rotary_stride;                 // from table to table
     int64_t path_stride;
     const int64_t* taps;                   // to keep: i: the input of layer i; num_layers: the output of the last one; -1: that after the final norm
-    uint16_t* features;                    // [T, num_taps * hidden] bfloat16: the output buffer for them
+    uint16_t* const* features;             // [T] where they go: num_taps * hidden numbers for each row, bfloat16
     int64_t num_taps;
 };
 

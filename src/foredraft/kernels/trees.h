@@ -34,6 +34,22 @@ struct Tree {
     }
 };
 
+// The states that the rows of a pass give to the rows after them.
+struct KeptStates {
+    std::vector<uint16_t> numbers;
+    std::vector<uint16_t*> rows;
+
+    // Has the pass of b keep them here.
+    void keep(const Stack& s, Batch& b) {
+        numbers.resize(b.num_rows * s.hidden);
+        rows.resize(b.num_rows);
+        for (int64_t r = 0; r < b.num_rows; r++) rows[r] = numbers.data() + r * s.hidden;
+        b.taps = &s.state_tap;
+        b.num_taps = 1;
+        b.features = rows.data();
+    }
+};
+
 // A node whose children grow from a row of logits; node -1: the root. parent_row: the row of its parent in the last pass.
 struct GrowingNode {
     int64_t tree, node, parent_row;
@@ -49,9 +65,9 @@ struct Level {
 
     Level() = default;
 
-    // features: of the last pass, [.., hidden]; null if rows have no states
+    // kept: of the last pass; null if rows have no states
     Level(const Stack& s, const Batch& first, std::vector<Tree>& trees, const std::vector<GrowingNode>& nodes, int64_t depth,
-          const uint16_t* features) {
+          const KeptStates* kept) {
         paths.assign(nodes.size() * depth, 0);
         for (size_t row = 0; row < nodes.size(); row++) {
             const auto [place, node, parent_row] = nodes[row];
@@ -64,7 +80,7 @@ struct Level {
             positions.push_back((int32_t)(tree.end + depth - 1));
             slots.push_back(path.back());
             wanted.push_back((int32_t)row);
-            if (features) states.insert(states.end(), features + parent_row * s.hidden, features + (parent_row + 1) * s.hidden);
+            if (kept) states.insert(states.end(), kept->rows[parent_row], kept->rows[parent_row] + s.hidden);
         }
     }
 
@@ -85,6 +101,7 @@ struct Level {
         b.paths = paths.data();
         b.wanted = wanted.data();
         b.states = states.empty() ? nullptr : states.data();
+        b.read_features = nullptr;
         b.spans = spans.data();
         b.stores = stores.data();
         b.sources = sources.empty() ? nullptr : sources.data();

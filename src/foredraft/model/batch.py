@@ -76,9 +76,9 @@ class RaggedBatch(NamedTuple):
         """Whether each row's slot is its position."""
         return self.slots is self.positions or self.slots == self.positions
 
-    def located(self, num_layers: int, like: Tensor) -> StackBatch:
+    def located(self, num_layers: int, like: Tensor, features_width: int = 0) -> StackBatch:
         """The same batch with addresses instead of regions, for kernels that write to the cache themselves. like: an example of a layer's
-        keys [H, *, D]."""
+        keys [H, *, D]. features_width: of the tapped hidden states that they write; 0: none."""
         spans = [
             CacheSpan(
                 span.first_row,
@@ -88,6 +88,7 @@ class RaggedBatch(NamedTuple):
                 span.region.addresses(num_layers, like),
                 span.paths,
                 None if (source := span.region.source) is None else SourceSpan(source.length, source.addresses()),
+                span.region.features_address(features_width) if features_width else None,
             )
             for span in self.spans
         ]
@@ -95,7 +96,8 @@ class RaggedBatch(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """logits: [len(wanted), V]. hidden: [R, F], the tapped hidden states, concatenated; None without taps."""
+    """logits: [len(wanted), V]. hidden: [R, F], the tapped hidden states, concatenated; None without taps, or if the body has written
+    them to the regions."""
 
     logits: Tensor
     hidden: Tensor | None = None

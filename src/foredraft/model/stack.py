@@ -69,7 +69,8 @@ class StackBody:
         return self._stack.form
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
-        return Reading(*self.kernels.read(self._stack, self._located(batch), self._rotation_for(batch), taps))
+        located = batch.located(self._stack.num_layers, self._keys_like, len(taps) * self._stack.hidden_size)
+        return Reading(*self.kernels.read(self._stack, located, self._rotation_for(batch), taps))
 
     def first_layers(self, num_layers: int, exit: Exit | None, weight_format: WeightFormat) -> StackBody:
         """See ExitingBody."""
