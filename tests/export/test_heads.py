@@ -138,8 +138,28 @@ def test_a_head_that_uses_rows_of_the_targets_lm_head_is_refused(tmp_path: Path)
     given = head_of(TARGET, str(choice("eagle").draft))
     head = EagleHead.of(given, _none, _none)
     save_eagle3(head, tmp_path / "small", TARGET, ["LlamaForCausalLM"], torch.float32, without=["lm_head.weight"])
-    with pytest.raises(ForedraftError, match="train it without --share-lm-head"):
-        ENGINES["sglang"].export(with_head(str(tmp_path / "small")), tmp_path / "theirs")
+    for folder in (tmp_path / "theirs", None):
+        with pytest.raises(ForedraftError, match="train it without --share-lm-head"):
+            ENGINES["sglang"].export(with_head(str(tmp_path / "small")), folder)
+
+
+def test_no_option_is_advised_for_a_head_that_the_engines_form_cannot_hold(tmp_path: Path) -> None:
+    given = head_of(TARGET, str(choice("eagle").draft))
+    save_eagle3(EagleHead.of(given, _none, _none), tmp_path / "given", TARGET, [], torch.float32)
+    config = json.loads((tmp_path / "given" / "config.json").read_text())
+    (tmp_path / "given" / "config.json").write_text(json.dumps(config | {"norm_before_residual": True}))
+    for folder in (tmp_path / "theirs", None):
+        with pytest.raises(
+            ForedraftError, match=r"cannot be written as SafeAILab EAGLE-3: .* this head has norm_before_residual"
+        ):
+            ENGINES["sglang"].export(with_head(str(tmp_path / "given")), folder)
+
+
+def test_vllm_drafts_no_more_tokens_than_there_are_medusa_heads(tmp_path: Path) -> None:
+    with pytest.raises(
+        ForedraftError, match=r"cannot draft 9 tokens with \d Medusa heads: give --speculative-tokens \d"
+    ):
+        ENGINES["vllm"].export(choice("medusa", 9), tmp_path / "theirs")
 
 
 def test_without_a_head_nothing_is_written(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ SaveHead: TypeAlias = Callable[["HeadCheckpoint", str, Path], None]
 
 
 class HeadForm(NamedTuple):
-    """names: the forms that an engine loads, as heads/formats calls them. save: writes the first of them; raises ValueError for a head
-    that the form cannot hold."""
+    """names: the forms that an engine loads, as heads/formats calls them. save: writes the first of them. check: raises ValueError for a
+    head that it cannot hold."""
 
     names: Sequence[str]
     save: SaveHead
+    check: Callable[[Any], None] = lambda config: None
 
 
 def checkpoint_of(choice: Choice) -> HeadCheckpoint:
@@ -42,11 +43,12 @@ def eagle_kind(choice: Choice) -> str:
 
 
 def check_form(choice: Choice, engine: str, form: HeadForm) -> None:
-    """Raises ForedraftError, naming the option that helps, for a head in a form that the engine does not load. No engine is known to
-    load a quantised head."""
+    """Raises ForedraftError for a head in a form that the engine does not load, naming the option that helps, if it does. No engine is
+    known to load a quantised head."""
     head = checkpoint_of(choice)
     given = f"{head.form}, quantized" if head.is_quantized else head.form
     if given not in form.names:
+        _check_can_be_written(choice, form)
         raise ForedraftError(
             f"{engine} loads heads in the format of {' or '.join(form.names)}, but {choice.draft} is in that of {given}: give "
             "--head-output DIR to write the head there in the engine's format"
@@ -62,18 +64,38 @@ def written(choice: Choice, form: HeadForm, folder: Path) -> Choice:
     if folder.exists() and any(folder.iterdir()):
         raise ForedraftError(f"{folder} is not empty: give another --head-output")
     head = checkpoint_of(choice)
+    _check_can_be_written(choice, form)
+    try:
+        form.save(head, choice.target, folder)
+    except OSError as error:
+        raise ForedraftError(f"{folder} cannot be written ({error.strerror}): give another --head-output") from None
+    return replace(choice, draft=str(folder.absolute()), head=replace(head, form=form.names[0], is_quantized=False))
+
+
+def _check_can_be_written(choice: Choice, form: HeadForm) -> None:
+    """Raises ForedraftError for a head that the form cannot hold."""
+    head = checkpoint_of(choice)
     if head.borrows_rows:
         raise ForedraftError(
             f"{choice.draft} drafts part of the vocabulary with the target's lm_head, but other engines need an lm_head in the head: "
             "train it without --share-lm-head"
         )
     try:
-        form.save(head, choice.target, folder)
+        form.check(head.config)
     except ValueError as error:
-        raise ForedraftError(f"{choice.draft} cannot be written in that format: {error}") from None
-    except OSError as error:
-        raise ForedraftError(f"{folder} cannot be written ({error.strerror}): give another --head-output") from None
-    return replace(choice, draft=str(folder.absolute()), head=replace(head, form=form.names[0], is_quantized=False))
+        raise ForedraftError(f"{choice.draft} cannot be written as {form.names[0]}: {error}") from None
+
+
+def check_speculators(config: Any) -> None:
+    from foredraft.heads.saving import check_eagle3
+
+    check_eagle3(config)
+
+
+def check_safeailab(config: Any) -> None:
+    from foredraft.heads.saving import check_safeailab_eagle3
+
+    check_safeailab_eagle3(config)
 
 
 def save_speculators(head: HeadCheckpoint, target: str, folder: Path) -> None:

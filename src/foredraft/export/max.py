@@ -10,7 +10,7 @@ from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, PER_SERVER
 from foredraft.export.engine import NO_MTP, NOT_EXPORTED, Engine, Translate, Translation
-from foredraft.export.heads import HeadForm, checkpoint_of, eagle_kind, save_safeailab
+from foredraft.export.heads import HeadForm, check_safeailab, checkpoint_of, eagle_kind, save_safeailab
 from foredraft.export.render import as_command
 from foredraft.model.checkpoint import raw_config
 
@@ -76,7 +76,7 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
     }
 )
 HEADS: Mapping[str, HeadForm] = MappingProxyType(
-    {"eagle": HeadForm(("SafeAILab EAGLE-3", "SafeAILab EAGLE-1 and 2"), save_safeailab)}
+    {"eagle": HeadForm(("SafeAILab EAGLE-3", "SafeAILab EAGLE-1 and 2"), save_safeailab, check_safeailab)}
 )
 
 ENGINE = Engine("max", TITLE, VERSION, METHODS, WHY_NOT, render, heads=HEADS)

@@ -9,7 +9,7 @@ from typing import Any
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, GREEDY_DRAFTS, PER_SERVER
 from foredraft.export.engine import NO_MTP, NOT_EXPORTED, Engine, Translate, Translation, num_tokens
-from foredraft.export.heads import EAGLE_KINDS, HeadForm, eagle_kind, save_safeailab
+from foredraft.export.heads import EAGLE_KINDS, HeadForm, check_safeailab, eagle_kind, save_safeailab
 from foredraft.export.render import as_command
 
 TITLE, VERSION = "SGLang", "0.5.23"
@@ -84,7 +84,7 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
     }
 )
 HEADS: Mapping[str, HeadForm] = MappingProxyType(
-    {"eagle": HeadForm(("SafeAILab EAGLE-3", "SafeAILab EAGLE-1 and 2"), save_safeailab)}
+    {"eagle": HeadForm(("SafeAILab EAGLE-3", "SafeAILab EAGLE-1 and 2"), save_safeailab, check_safeailab)}
 )
 
 ENGINE = Engine("sglang", TITLE, VERSION, METHODS, WHY_NOT, render, heads=HEADS)

@@ -10,7 +10,7 @@ from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, PER_SERVER
 from foredraft.export.engine import NO_MTP, NOT_EXPORTED, Engine, Translate, Translation, num_tokens
-from foredraft.export.heads import HeadForm, checkpoint_of, eagle_kind, save_safeailab
+from foredraft.export.heads import HeadForm, check_safeailab, checkpoint_of, eagle_kind, save_safeailab
 from foredraft.export.render import as_yaml
 
 TITLE, VERSION = "TensorRT-LLM", "1.4"
@@ -106,7 +106,9 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
         "self-int4": _COPY,
     }
 )
-HEADS: Mapping[str, HeadForm] = MappingProxyType({"eagle": HeadForm(("SafeAILab EAGLE-3",), save_safeailab)})
+HEADS: Mapping[str, HeadForm] = MappingProxyType(
+    {"eagle": HeadForm(("SafeAILab EAGLE-3",), save_safeailab, check_safeailab)}
+)
 COMBINATIONS: Mapping[frozenset[str], Translate] = MappingProxyType({frozenset(("suffix", "eagle")): eagle_and_suffix})
 
 ENGINE = Engine("tensorrt-llm", TITLE, VERSION, METHODS, WHY_NOT, render, COMBINATIONS, HEADS)

@@ -11,7 +11,15 @@ from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, GREEDY_DRAFTS, PER_SERVER
 from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
-from foredraft.export.heads import EAGLE_KINDS, HeadForm, eagle_kind, save_medusa_head, save_speculators
+from foredraft.export.heads import (
+    EAGLE_KINDS,
+    HeadForm,
+    check_speculators,
+    checkpoint_of,
+    eagle_kind,
+    save_medusa_head,
+    save_speculators,
+)
 from foredraft.export.render import as_command
 from foredraft.model.checkpoint import raw_config
 
@@ -21,7 +29,9 @@ LOOKUPS = ("suffix", "ngram")
 HEADS: Mapping[str, HeadForm] = MappingProxyType(
     {
         "eagle": HeadForm(
-            ("speculators", "SafeAILab EAGLE-3", "SafeAILab EAGLE-1 and 2", "vLLM's EAGLE"), save_speculators
+            ("speculators", "SafeAILab EAGLE-3", "SafeAILab EAGLE-1 and 2", "vLLM's EAGLE"),
+            save_speculators,
+            check_speculators,
         ),
         "medusa": HeadForm(("vLLM's Medusa",), save_medusa_head),
     }
@@ -71,7 +81,14 @@ def eagle(choice: Choice) -> Translation:
 
 
 def medusa(choice: Choice) -> Translation:
+    """Raises ForedraftError for more tokens than there are heads: each drafts one."""
     native = _native("medusa", choice, model=choice.draft_model)
+    config: Any = checkpoint_of(choice).config
+    if num_tokens(choice, TITLE) > config.num_heads:
+        raise ForedraftError(
+            f"{TITLE} {VERSION} cannot draft {choice.speculative_tokens} tokens with {config.num_heads} Medusa heads: give "
+            f"--speculative-tokens {config.num_heads}"
+        )
     return native._replace(differences=(GREEDY_DRAFTS, *native.differences))
 
 

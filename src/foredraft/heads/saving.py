@@ -30,6 +30,14 @@ _SPECULATORS = "0.9.0"
 """The version whose configuration format is written."""
 
 
+def check_eagle3(config: EagleConfig) -> None:
+    """Raises ValueError for a head that speculators' format of EAGLE-3 cannot hold: another kind, or one that reads a state after the
+    final norm."""
+    if config.kind != "eagle3" or min(config.taps) < 0 or config.mask_token is not None:
+        kind = config.kind if config.mask_token is None else "P-EAGLE"
+        raise ValueError(f"this format holds EAGLE-3 heads that read layer inputs, not {kind} over {config.taps}")
+
+
 def save_eagle3(
     head: EagleHead,
     folder: Path,
@@ -44,23 +52,17 @@ def save_eagle3(
     verifier, architectures: the target's name and its class names. speculative_tokens: how many tokens other engines draft by default.
     without: tensors to leave out, such as an lm_head whose rows are the target's.
 
-    Raises ValueError for a head that the format cannot hold: another kind, or one that reads a state after the final norm.
+    Raises ValueError for a head that the format cannot hold.
     """
     config = head.config
-    if config.kind != "eagle3" or min(config.taps) < 0 or config.mask_token is not None:
-        kind = config.kind if config.mask_token is None else "P-EAGLE"
-        raise ValueError(f"this format holds EAGLE-3 heads that read layer inputs, not {kind} over {config.taps}")
+    check_eagle3(config)
     weights = {name: weight for name, weight in head.state_dict().items() if name not in without}
     tensors = _stored(weights, dtype) | _tables(config)
     _write(folder, tensors, _fields(config, verifier, architectures, dtype, speculative_tokens))
 
 
-def save_safeailab_eagle3(head: EagleHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Save EAGLE-3 in the format that SGLang and TensorRT-LLM load: one layer, called `midlayer`, and ids that count layer outputs.
-
-    Raises ValueError for a head that the format cannot hold, or that its readers would compute differently.
-    """
-    config = head.config
+def check_safeailab_eagle3(config: EagleConfig) -> None:
+    """Raises ValueError for a head that SafeAILab's format of EAGLE-3 cannot hold, or that its readers would compute differently."""
     if config.kind != "eagle3" or min(config.taps) < 1:
         raise ValueError(
             f"this format holds EAGLE-3 heads that read layer outputs, not {config.kind} over the inputs of {config.taps}"
@@ -71,6 +73,15 @@ def save_safeailab_eagle3(head: EagleHead, folder: Path, dtype: torch.dtype = to
         raise ValueError(
             f"programs that read this format support only EAGLE-3 with one Llama layer, but this head has {beyond}"
         )
+
+
+def save_safeailab_eagle3(head: EagleHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Save EAGLE-3 in the format that SGLang and TensorRT-LLM load: one layer, called `midlayer`, and ids that count layer outputs.
+
+    Raises ValueError for a head that the format cannot hold, or that its readers would compute differently.
+    """
+    config = head.config
+    check_safeailab_eagle3(config)
     weights = {_FIRST_LAYER.sub("midlayer.", name): weight for name, weight in head.state_dict().items()}
     fields = {
         **config.layer.to_dict(),

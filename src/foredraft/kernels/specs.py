@@ -43,6 +43,9 @@ class PackedDrawSpecs:
 
     def __init__(self, specs: Sequence[DrawSpec]) -> None:
         self.num_prob_rows, self.truncates = 0, False
+        if not any(spec.temperature for spec in specs):
+            self.rows, self.uniforms, self.keys = _GREEDY_SPEC * len(specs), b"", b""
+            return
         rows: list[bytes] = []
         uniforms: list[float] = []
         keys: list[int] = []
