@@ -119,6 +119,20 @@ def test_bytes_per_token_are_computed_from_the_written_layers() -> None:
     assert region.bytes_per_token == 2 * (2 + 4) * 4
 
 
+def test_kernels_write_features_of_one_width() -> None:
+    region = Region()
+    region.resize(16)
+    address = region.features_address(6)
+    assert region.features is not None
+    assert (address, region.features.shape, region.features.dtype) == (
+        region.features.data_ptr(),
+        (16, 6),
+        torch.bfloat16,
+    )
+    with pytest.raises(ValueError, match="features have 6 columns, not 4"):
+        region.features_address(4)
+
+
 @pytest.mark.parametrize("num_behind", [0, 1], ids=["in one piece", "with a layer behind"])
 def test_rows_move_and_grow_alike_however_layers_are_stored(num_behind: int) -> None:
     """For kernels all layers are in one tensor; a layer that is written later has its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -176,6 +177,15 @@ def test_features_are_fused_in_the_call_that_drafts(name: str, weight_format: We
         for each in (torch.cat(states), two_features(name))
     )
     assert got_tree == expected_tree
+
+
+def test_norms_of_features_without_fc_are_left_to_the_module(tmp_path: Path) -> None:
+    head = head_of("speculators_norm_before_fc", tmp_path, torch.bfloat16)
+    assert CompiledEagle.supports(head)
+    head.config = replace(head.config, applies_fc=False)
+    assert not CompiledEagle.supports(head)
+    head.config = replace(head.config, norm_before_fc=False)
+    assert CompiledEagle.supports(head)
 
 
 def test_features_that_do_not_fit_are_refused(tmp_path: Path) -> None:

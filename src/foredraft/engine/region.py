@@ -127,9 +127,11 @@ class Region:
 
     def features_address(self, width: int) -> int:
         """The address of the features [capacity, width] bfloat16 of all slots, for kernels that write to them directly. Valid until the
-        next resize."""
+        next resize. Raises ValueError for another width than before."""
         if self.features is None:
             self.features = torch.zeros(self.capacity, width, dtype=torch.bfloat16)
+        if self.features.shape[1] != width:
+            raise ValueError(f"features have {self.features.shape[1]} columns, not {width}")
         return self.features.data_ptr()
 
     def addresses(self, num_layers: int, like: Tensor) -> array[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,28 +64,28 @@ class CompiledEagle:
         self._kernels, self._pack = kernels, _Packer(kernels, weight_format)
         self._unpacked_bytes = _unpacked_bytes(head)
         self._rotary_embedding = head.rotary_emb
-        self._mask_hidden = head.mask_hidden[0].detach().to(self.dtype) if head.config.mask_token is not None else None
         self._stack = self._take(head, embedding, lm_head)
         self._keys_like = torch.empty(self._stack.num_kv_heads, 0, self._stack.head_dim, dtype=self.dtype)
         self._rotation = self._table(_FIRST_POSITIONS)
+        self._mask_state = None if head.config.mask_token is None else self._fused_mask(head)
 
     @staticmethod
     def supports(head: EagleHead) -> bool:
         """Whether the kernels can run this head."""
         config = head.config
         is_plain = config.layer.hidden_act == "silu" and config.hidden_size % 16 == 0 and config.layer.head_dim % 2 == 0
-        norms_twice = config.norm_before_fc and config.fc_norm
-        return is_plain and not norms_twice and not getattr(config.layer, "mlp_bias", False)
+        norms_alone = (config.norm_before_fc or config.fc_norm) and not config.fuses_features
+        return is_plain and not norms_alone and not getattr(config.layer, "mlp_bias", False)
 
     def fuse(self, features: Tensor) -> Tensor:
         """See EagleHead.fuse."""
         return self._kernels.fuse(self._stack, features)
 
-    @cached_property
+    @property
     def mask_state(self) -> Tensor:
         """See EagleHead.mask_state."""
-        assert self._mask_hidden is not None
-        return self.fuse(self._mask_hidden)
+        assert self._mask_state is not None
+        return self._mask_state
 
     def on_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary: [n, D] -> [n, V]. Ids that the head cannot draft get -inf."""
@@ -164,16 +163,16 @@ class CompiledEagle:
         """The tap of the state that the next row reads."""
         return FINAL_NORM if self.config.norm_output else self.config.num_layers
 
+    def _fused_mask(self, head: EagleHead) -> Tensor:
+        return self.fuse(head.mask_hidden[0].detach().to(self.dtype))
+
     def _take_features(self, head: EagleHead) -> FeatureFusion | None:
         """What EagleHead.fuse does; None if it does nothing."""
         config = head.config
-        if config.projects_features:
-            fc = self._pack(head.feature_fc)
-        elif config.kind != "eagle1" and config.applies_fc:
-            fc = self._pack(head.fc)
-        else:
+        if not config.fuses_features:
             return None
-        norms = [*([head.input_norm] if config.norm_before_fc else []), *(head.fc_norm if config.fc_norm else [])]
+        fc = self._pack(head.feature_fc if config.projects_features else head.fc)
+        norms = [head.input_norm] if config.norm_before_fc else [*head.fc_norm] if config.fc_norm else []
         weights = [norm.weight.detach().float() for norm in norms]
         return FeatureFusion(fc, torch.cat(weights) if weights else None, max(len(norms), 1))
 

@@ -139,6 +139,11 @@ class EagleConfig(LayeredConfig):
     def family(self) -> str:
         return str(self.layer.model_type)
 
+    @property
+    def fuses_features(self) -> bool:
+        """Whether a matrix makes states of the features, before the first layer and EAGLE-1's own fc."""
+        return self.projects_features or (self.kind != "eagle1" and self.applies_fc)
+
 
 def projected_eagle1(layer: PretrainedConfig, taps: tuple[int, ...], target: TargetShape) -> EagleConfig:
     """EAGLE-1 with its own norms, embeddings and lm_head, over hidden states of several layers."""

@@ -10,15 +10,15 @@ namespace {
 void prepare_features(const Stack& s, const uint16_t* from, const Rows& rows, int64_t r) {
     if (s.features_norm == nullptr) return prepare_row(s.features_fc, rows, r, ReadBf16{from});
     const int64_t width = s.features_width / s.features_parts;
-    thread_local std::vector<float> whole, part;
-    whole.resize(s.features_width);
-    part.resize(width);
+    thread_local std::vector<float> row;
+    row.resize(s.features_width);
     for (int64_t at = 0; at < s.features_width; at += width) {
-        for (int64_t i = 0; i < width; i += 16) mask_storeu_ps(part.data() + i, lanes(width - i), load_bf16(from + at + i, lanes(width - i)));
-        const ReadNormed read = normed(part.data(), s.features_norm + at, width, s.epsilon);
-        for (int64_t i = 0; i < width; i += 16) mask_storeu_ps(whole.data() + at + i, lanes(width - i), read(i, lanes(width - i)));
+        float* part = row.data() + at;
+        for (int64_t i = 0; i < width; i += 16) mask_storeu_ps(part + i, lanes(width - i), load_bf16(from + at + i, lanes(width - i)));
+        const ReadNormed read = normed(part, s.features_norm + at, width, s.epsilon);
+        for (int64_t i = 0; i < width; i += 16) mask_storeu_ps(part + i, lanes(width - i), read(i, lanes(width - i)));
     }
-    prepare_row(s.features_fc, rows, r, ReadFloat{whole.data()});
+    prepare_row(s.features_fc, rows, r, ReadFloat{row.data()});
 }
 
 // The states of rows. features: [num_rows] addresses of features_width numbers each; states: [num_rows, hidden]; rows: room for the

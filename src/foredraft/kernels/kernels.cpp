@@ -223,16 +223,11 @@ void unpack(const Matrix* m, const int64_t* ids, int64_t count, float* to) {
     for (int64_t i = 0; i < count; i++) unpack_row(*m, ids[i], to + i * m->k);
 }
 
-int64_t linear_workspace(const Matrix* m, int64_t num_rows) {
-    return num_rows * row_bytes(m->k) + round_up(4 * num_rows, ALIGN);
-}
+int64_t linear_workspace(const Matrix* m, int64_t num_rows) { return rows_bytes(num_rows, m->k); }
 
 // y = x W^T + b. x: [num_rows, k] bfloat16, y: [num_rows, n] bfloat16
 void linear(const Matrix* m, const uint16_t* x, uint16_t* y, int64_t num_rows, char* workspace, int64_t num_threads) {
-    Arena arena{workspace};
-    const int64_t bytes = row_bytes(m->k);
-    char* data = arena.take<char>(num_rows * bytes);
-    const Rows rows = {data, arena.take<float>(num_rows), bytes};
+    const Rows rows = rows_in(workspace, num_rows, m->k);
     with_team(num_threads, [&](const Team& team) {
         int64_t first, last;
         team.share(num_rows, first, last);
@@ -257,10 +252,7 @@ void attention(const AttentionCall* calls, int64_t num_calls, char* workspace, i
 // The states of rows of features, as a pass that reads features computes them (see Batch). workspace: linear_workspace(features_fc,
 // num_rows) bytes
 void fuse(const Stack* s, const uint16_t* const* features, int64_t num_rows, uint16_t* states, char* workspace, int64_t num_threads) {
-    Arena arena{workspace};
-    const int64_t bytes = row_bytes(s->features_width);
-    char* data = arena.take<char>(num_rows * bytes);
-    const Rows rows = {data, arena.take<float>(num_rows), bytes};
+    const Rows rows = rows_in(workspace, num_rows, s->features_width);
     with_team(num_threads, [&](const Team& team) { fuse_features(*s, features, num_rows, states, rows, team); });
 }
 
@@ -382,10 +374,7 @@ int64_t choose_chains(const Matrix* second, const float* first, const float* log
     std::vector<float> corrected(num_chains * second->n), wide = columns.room(num_chains);
     std::vector<int64_t> open(num_chains), rows(first_rows, first_rows + num_chains), before(previous, previous + num_chains);
     std::iota(open.begin(), open.end(), 0);
-    Arena arena{workspace};
-    const int64_t bytes = row_bytes(second->k);
-    char* data = arena.take<char>(num_chains * bytes);
-    const Rows x = {data, arena.take<float>(num_chains), bytes};
+    const Rows x = rows_in(workspace, num_chains, second->k);
     for (int64_t step = 0; !open.empty(); step++) {
         const int64_t count = (int64_t)open.size(), work = count * second->n;
         with_team(work * second->k > WORTH_A_TEAM ? num_threads : 1, [&](const Team& team) {

@@ -41,6 +41,15 @@ int64_t row_bytes(int64_t k) {
     return round_up(std::max((int64_t)sizeof(Short) * k, grouped), ALIGN) + ALIGN;
 }
 
+// Bytes for num_rows rows of k numbers.
+int64_t rows_bytes(int64_t num_rows, int64_t k) { return num_rows * row_bytes(k) + round_up(4 * num_rows, ALIGN); }
+
+Rows rows_in(char* memory, int64_t num_rows, int64_t k) {
+    Arena arena{memory};
+    char* data = arena.take<char>(num_rows * row_bytes(k));
+    return {data, arena.take<float>(num_rows), row_bytes(k)};
+}
+
 constexpr int64_t STEPS = 127, FINE_STEPS = 32 * STEPS;
 constexpr int64_t MOST_FINE_INPUTS = 4096;  // of a group, whose sum must fit 32 bits: 4096 * 4064 * 128 < 2^31
 

@@ -1,0 +1,47 @@
+"""The average of EAGLE-3 heads of one form, such as the results of several training runs (model soups, arXiv:2203.05482), in eight bits.
+
+    python recipes/average_heads.py TARGET OUT HEAD HEAD ...
+
+HEADS: of the same form, one trained from the other or from a common ancestor; the average of unrelated heads is worthless.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from foredraft.errors import ForedraftError
+from foredraft.heads import EagleHead, TargetShape, load_head
+from foredraft.heads.quantized import quantize_head
+from foredraft.model import LoadOptions, load_model
+from foredraft.train import Eagle3Kind
+
+
+def average(heads: Sequence[EagleHead]) -> EagleHead:
+    """The first head with the mean of all weights. Raises ForedraftError for heads of different forms."""
+    states = [head.state_dict() for head in heads]
+    shapes = [{name: weight.shape for name, weight in state.items()} for state in states]
+    if any(each != shapes[0] for each in shapes):
+        raise ForedraftError("the heads have different forms: only heads of one form can be averaged")
+    means = {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
+    heads[0].load_state_dict(means, assign=True)
+    return heads[0]
+
+
+def main() -> None:
+    target_name, out, *sources = sys.argv[1:]
+    target = load_model(target_name, LoadOptions(device="cpu"))
+    target.take_over()
+    shares_lm_head = not load_head(sources[0], TargetShape.of(target.hf.config)).config.owns_lm_head
+    kinds = [Eagle3Kind(shares_lm_head=shares_lm_head, init=source) for source in sources]
+    head = average([kind.load(source, target) for kind, source in zip(kinds, sources, strict=True)])
+    Path(out).mkdir(parents=True, exist_ok=True)
+    kinds[0].save(head, target, target_name, Path(out), torch.bfloat16)
+    quantize_head(Path(out))
+
+
+if __name__ == "__main__":
+    main()
