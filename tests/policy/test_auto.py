@@ -57,7 +57,10 @@ def test_the_controller_did_draft(llm: LLM) -> None:
     """The draft model is not asked by itself."""
     asked = Counter[str]()
     llm.engine.observers.append(SimpleNamespace(observe=lambda step: asked.update(step.draft_times)))
-    llm.generate(PROMPTS, SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+    for _ in range(5):  # where other programs make drafts slow, it rests for a while
+        llm.generate(PROMPTS, SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+        if llm.engine.stats.num_draft_tokens > 0:
+            break
     assert isinstance(llm.policy, Controller)
     assert llm.engine.stats.num_draft_tokens > 0
     assert asked.keys() <= {"suffix", "hybrid"}
