@@ -335,35 +335,32 @@ def batch_struct(
     paths, path_stride = _path_table(batch)
     stores = _one_behind_the_other([span.stores for span in spans])
     sources = _one_behind_the_other([span.source.stores for span in spans if span.source is not None])
-    arrays = (ids, positions, wanted, bounds, stores)
-    at_ids, at_positions, at_wanted, at_bounds, at_stores = (each.buffer_info()[0] for each in arrays)
     tapped = array("q", taps)
     kept = _kept_rows(stack, batch, taps, features)
-    given, read = (states, None) if isinstance(states, Tensor) else (None, states)
-    read_rows = None if read is None else feature_rows(read)
+    given, read = (states, None) if isinstance(states, Tensor) else (None, feature_rows(states or ()))
     struct = BatchStruct(
-        at_ids,
-        at_positions,
-        *(None if each is None else each.buffer_info()[0] for each in (slots, paths)),
-        at_wanted,
+        *map(_start, (ids, positions, slots, paths, wanted)),
         address(given),
-        None if read_rows is None else read_rows.buffer_info()[0],
+        _start(read),
         cos.data_ptr(),
         sin.data_ptr(),
-        at_bounds,
-        at_stores,
-        sources.buffer_info()[0] if sources else None,
+        *map(_start, (bounds, stores, sources)),
         logits.data_ptr(),
         len(ids),
         len(wanted),
         len(spans),
         cos.stride(0),
         path_stride,
-        tapped.buffer_info()[0],
-        None if kept is None else kept.buffer_info()[0],
+        _start(tapped),
+        _start(kept),
         len(tapped),
     )
-    return struct, (*arrays, slots, paths, sources, tapped, kept, read_rows)
+    return struct, (ids, positions, slots, paths, wanted, read, bounds, stores, sources, tapped, kept)
+
+
+def _start(numbers: array[int] | None) -> int | None:
+    """The address of the first number; None if there is none."""
+    return numbers.buffer_info()[0] if numbers else None
 
 
 def _kept_rows(stack: Stack, batch: StackBatch, taps: Sequence[int], features: Tensor | None) -> array[int] | None:

@@ -69,8 +69,7 @@ class StackBody:
         return self._stack.form
 
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
-        located = batch.located(self._stack.num_layers, self._keys_like, len(taps) * self._stack.hidden_size)
-        return Reading(*self.kernels.read(self._stack, located, self._rotation_for(batch), taps))
+        return Reading(*self.kernels.read(self._stack, self._located(batch, taps), self._rotation_for(batch), taps))
 
     def first_layers(self, num_layers: int, exit: Exit | None, weight_format: WeightFormat) -> StackBody:
         """See ExitingBody."""
@@ -114,8 +113,8 @@ class StackBody:
         """How often an expert's weights were read so far, over all layers: a measure of the bytes that a mixture's passes read."""
         return self._stack.num_experts_read
 
-    def _located(self, batch: RaggedBatch) -> StackBatch:
-        return batch.located(self._stack.num_layers, self._keys_like)
+    def _located(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> StackBatch:
+        return batch.located(self._stack.num_layers, self._keys_like, len(taps) * self._stack.hidden_size)
 
     def _rotation_for(self, batch: RaggedBatch, num_generated: int = 0) -> tuple[Tensor, Tensor]:
         """cos and sin, at least as far as this batch reaches."""
