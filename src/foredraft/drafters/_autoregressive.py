@@ -27,9 +27,8 @@ class AutoregressiveReader(FusedReader[Head]):
         drafts = [Draft(request, request.max_len if request.has_all_features else 0) for request in requests]
         token_probs: list[TokenProbs] = []
         ready = [draft for draft in drafts if draft.max_len > 0 and self._has_room(draft)]
-        with torch.inference_mode():
-            self._draft_chains([draft for draft in ready if draft.request.shape is None], token_probs)
-            self._grow(trees_for(ready))
+        self._draft_chains([draft for draft in ready if draft.request.shape is None], token_probs)
+        self._grow(trees_for(ready))
         return as_proposal(drafts, token_probs)
 
     def _draft_chains(self, drafts: list[Draft], token_probs: list[TokenProbs]) -> None:
@@ -49,8 +48,11 @@ class AutoregressiveReader(FusedReader[Head]):
 
     def _extend_all(self, drafts: list[Draft], token_probs: list[TokenProbs]) -> None:
         """Draft chains, one pass per token."""
-        if not drafts:
-            return
+        if drafts:
+            with torch.inference_mode():
+                self._extend(drafts, token_probs)
+
+    def _extend(self, drafts: list[Draft], token_probs: list[TokenProbs]) -> None:
         reading = self._catch_up(drafts)
         while True:
             extend(drafts, self._head.on_target(reading.logits), self._vocab_size, token_probs)
@@ -62,8 +64,11 @@ class AutoregressiveReader(FusedReader[Head]):
 
     def _grow(self, trees: Sequence[DraftTree]) -> None:
         """Grow trees, one pass per level. Each pass reads the previous levels again, since rows cost a head little."""
-        if not trees:
-            return
+        if trees:
+            with torch.inference_mode():
+                self._grow_by_level(trees)
+
+    def _grow_by_level(self, trees: Sequence[DraftTree]) -> None:
         reading = self._catch_up([tree.draft for tree in trees])
         num_read = {id(tree): self._cache.num_held(tree.request.seq_id) for tree in trees}
         states = {(id(tree), ROOT): reading.states[row] for row, tree in enumerate(trees)}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,6 +33,8 @@ from foredraft.engine.stats import PrefixStats
 from foredraft.engine.step import ScheduledSequence
 from foredraft.sampling import Pending
 from foredraft.utils.isolation import Shield
+
+T = TypeVar("T")
 
 NUM_CHECKED = 16
 """How many sampled proposals of a drafter have their probabilities checked. In Python's development mode (python -X dev) all do."""
@@ -104,16 +105,14 @@ class DrafterGroup:
                 places.setdefault(item.drafter, []).append(b)
         questions = [_Question(name, rows) for name, rows in places.items()]
         for question in questions:
-            with question.timed():
-                self._begin(question, forced_prefixes, cache)
+            question.timed(partial(self._begin, question, forced_prefixes, cache))
         return Drafting(len(scheduled), forced_prefixes, questions)
 
     def collect(self, drafting: Drafting, vocab_size: int) -> Drafts:
         """Wait for the drafters, and check their proposals."""
-        parts = []
+        parts: list[tuple[Sequence[int], Proposal]] = []
         for question in drafting.questions:
-            with question.timed():
-                parts += self._collect(question, vocab_size)
+            parts += question.timed(partial(self._collect, question, vocab_size)) or ()
         times = {question.name: question.seconds for question in drafting.questions}
         failures = {question.name: question.error for question in drafting.questions if question.error is not None}
         proposal = Proposal.merged(parts, drafting.num_rows)
@@ -227,14 +226,14 @@ class _Question:
         self.seconds = 0.0
         self.error: Exception | None = None
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Add the time of the block to seconds, and keep its exception."""
+    def timed(self, call: Callable[[], T]) -> T | None:
+        """call(), whose time is added to seconds; None if it raises, and its exception is kept."""
         started = time.perf_counter()
         try:
-            yield
+            return call()
         except Exception as error:
             self.error = error
+            return None
         finally:
             self.seconds += time.perf_counter() - started
 

@@ -319,15 +319,15 @@ class Engine:
     ) -> list[Tensor]:
         """Run one target pass, unless the launched one serves. -> for each sequence that scores, the logits [lens + 1, V] after its
         history and each draft token"""
-        starts = [self.cache.num_held(item.sequence.seq_id) for item in scheduled]
         reads = self._reads(scheduled, proposal.draft_ids, proposal.draft_parents)
         if not reads:
             return []
         logits = self.model.read(reads, self.cache, launched)
         # views that are not needed are not made: each costs tens of microseconds after a pass that left nothing in the caches
         parts = [logits] if len(reads) == 1 else torch.split(logits, [read.num_logits for read in reads])
-        for item, start, part in zip(scheduled, starts, parts, strict=True):
+        for item, read, part in zip(scheduled, reads, parts, strict=True):
             if self._wants_prompt_logprobs(item.sequence):
+                start = self.cache.num_held(item.sequence.seq_id) - len(read.tokens)
                 record_prompt(item.sequence, start, part)
         lens = iter(proposal.draft_ids)
         return [_last(part, len(next(lens)) + 1) for item, part in zip(scheduled, parts, strict=True) if item.scores]
@@ -361,15 +361,16 @@ class Engine:
         num_top = sequence.sampler.params.logprobs
         if num_top is not None:
             sequence.logprobs += logprobs_of(outcome.path_logits[:num_kept], outcome.new_ids[:num_kept], num_top)
+        counts = {
+            "num_drafted": outcome.num_drafted,
+            "num_accepted": outcome.num_accepted,
+            "num_kept": num_kept,
+            "depth": outcome.depth,
+            "num_evaluated": outcome.num_evaluated,
+            "near_ties": sum(outcome.near_ties[:num_kept]),
+        }
         for stats in (self.stats, sequence.stats):
-            stats.record(
-                num_drafted=outcome.num_drafted,
-                num_accepted=outcome.num_accepted,
-                num_kept=num_kept,
-                depth=outcome.depth,
-                num_evaluated=outcome.num_evaluated,
-                near_ties=sum(outcome.near_ties[:num_kept]),
-            )
+            stats.record(**counts)
         self.cache.keep_prefix_of(sequence.seq_id, sequence.tokens, at_most=len(sequence.tokens) - 1)
         if sequence.is_finished:
             self._release(sequence)

@@ -119,6 +119,7 @@ class Region:
         or ROOT: the last token that is held."""
         self._tree = TokenTree(tokens, parents)
 
+    @torch.inference_mode()
     def write_features(self, hidden: Tensor, start: int) -> None:
         """Write the features of the positions from `start` on. hidden: [R, F]"""
         if self.features is None:

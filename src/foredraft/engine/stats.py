@@ -10,14 +10,9 @@ def _add_lists(a: list[int], b: list[int]) -> list[int]:
     return [x + (shorter[i] if i < len(shorter) else 0) for i, x in enumerate(longer)]
 
 
-def _make_long(counts: list[int], length: int) -> None:
-    if len(counts) < length:
-        counts.extend([0] * (length - len(counts)))
-
-
 def _count_first(counts: list[int], length: int) -> None:
     """Add one at each of the first `length` places."""
-    _make_long(counts, length)
+    counts += [0] * (length - len(counts))
     for place in range(length):
         counts[place] += 1
 
@@ -81,7 +76,7 @@ class SpeculationStats:
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += accepted
         self.num_evaluated_tokens += evaluated
-        _make_long(self.acceptance_histogram, depth + 1)
+        self.acceptance_histogram += [0] * (depth + 1 - len(self.acceptance_histogram))
         self.acceptance_histogram[accepted] += 1
         _count_first(self.drafted_per_position, depth)
         _count_first(self.evaluated_per_position, evaluated)

@@ -329,7 +329,7 @@ def batch_struct(
     _check_states(stack, batch, states)
     spans, (cos, sin) = batch.spans, rotation
     # for a few numbers, Python's arrays cost a fifth of NumPy's
-    ids, positions, wanted = (array("i", values) for values in (batch.ids, batch.positions, batch.wanted))
+    ids, positions, wanted = array("i", batch.ids), array("i", batch.positions), array("i", batch.wanted)
     slots = None if batch.slots is None else array("i", batch.slots)
     bounds = array("q", [x for span in spans for x in _bounds(span)])
     paths, path_stride = _path_table(batch)
@@ -338,29 +338,21 @@ def batch_struct(
     tapped = array("q", taps)
     kept = _kept_rows(stack, batch, taps, features)
     given, read = (states, None) if isinstance(states, Tensor) else (None, feature_rows(states or ()))
+    arrays = (ids, positions, slots, paths, wanted, read, bounds, stores, sources, tapped, kept)
     struct = BatchStruct(
-        *map(_start, (ids, positions, slots, paths, wanted)),
+        *[numbers.buffer_info()[0] if numbers else None for numbers in arrays],
         address(given),
-        _start(read),
         cos.data_ptr(),
         sin.data_ptr(),
-        *map(_start, (bounds, stores, sources)),
         logits.data_ptr(),
         len(ids),
         len(wanted),
         len(spans),
         cos.stride(0),
         path_stride,
-        _start(tapped),
-        _start(kept),
         len(tapped),
     )
-    return struct, (ids, positions, slots, paths, wanted, read, bounds, stores, sources, tapped, kept)
-
-
-def _start(numbers: array[int] | None) -> int | None:
-    """The address of the first number; None if there is none."""
-    return numbers.buffer_info()[0] if numbers else None
+    return struct, arrays
 
 
 def _kept_rows(stack: Stack, batch: StackBatch, taps: Sequence[int], features: Tensor | None) -> array[int] | None:

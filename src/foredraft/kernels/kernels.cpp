@@ -313,8 +313,9 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
             spans[left] = {left, 1, end, spans[i].capacity, 0, spans[i].source_len, spans[i].source_capacity};
             open[left++] = place;
         }
-        b = {ids.data(), positions.data(), nullptr, nullptr, wanted.data(), states.empty() ? nullptr : states.data(), nullptr, b.cos, b.sin,
-             spans.data(), stores.data(), sources.empty() ? nullptr : sources.data(), b.logits, left, left, left, b.rotary_stride};
+        b = {ids.data(), positions.data(), nullptr, nullptr, wanted.data(), nullptr, spans.data(), stores.data(),
+             sources.empty() ? nullptr : sources.data(), nullptr, nullptr, states.empty() ? nullptr : states.data(), b.cos, b.sin, b.logits,
+             left, left, left, b.rotary_stride};
     }
     return fill_up(token_probs, num_prob_rows);
 }

@@ -91,18 +91,18 @@ struct Batch {
     const int32_t* slots;                  // [T] the slot for a row's keys and values in its sequence's store; null: its position
     const int32_t* paths;                  // [T, path_stride] for spans with paths: the slots from the span's start to a row's own position
     const int32_t* wanted;                 // [W] rows whose logits are wanted
-    const uint16_t* states;                // [T, hidden] bfloat16: the initial hidden states; null: the embeddings, unless rows have features
     const uint16_t* const* read_features;  // [T] each row's features_width features, bfloat16, from which its state is computed; null: none
-    const float *cos, *sin;                // [tables, positions, rotary_dim / 2]
     const Span* spans;
     uint16_t* const* stores;               // [num_spans, layers, 2]: keys [H, capacity, D] and values
     const uint16_t* const* sources;        // [num_spans, layers, 2]: the same for sources, [H, source_capacity, D]; null: there are none
+    const int64_t* taps;                   // to keep: i: the input of layer i; num_layers: the output of the last one; -1: that after the final norm
+    uint16_t* const* features;             // [T] where they go: num_taps * hidden numbers for each row, bfloat16
+    const uint16_t* states;                // [T, hidden] bfloat16: the initial hidden states; null: the embeddings, unless rows have features
+    const float *cos, *sin;                // [tables, positions, rotary_dim / 2]
     float* logits;                         // [W, V]
     int64_t num_rows, num_wanted, num_spans;
     int64_t rotary_stride;                 // from table to table
     int64_t path_stride;
-    const int64_t* taps;                   // to keep: i: the input of layer i; num_layers: the output of the last one; -1: that after the final norm
-    uint16_t* const* features;             // [T] where they go: num_taps * hidden numbers for each row, bfloat16
     int64_t num_taps;
 };
 

@@ -93,19 +93,22 @@ class BatchStruct(ctypes.Structure):
                 "slots",
                 "paths",
                 "wanted",
-                "states",
                 "read_features",
-                "cos",
-                "sin",
                 "spans",
                 "stores",
                 "sources",
+                "taps",
+                "features",
+                "states",
+                "cos",
+                "sin",
                 "logits",
             )
         ),
-        *((name, c_int64) for name in ("num_rows", "num_wanted", "num_spans", "rotary_stride", "path_stride")),
-        *((name, c_void_p) for name in ("taps", "features")),
-        ("num_taps", c_int64),
+        *(
+            (name, c_int64)
+            for name in ("num_rows", "num_wanted", "num_spans", "rotary_stride", "path_stride", "num_taps")
+        ),
     ]
 
 

@@ -72,6 +72,7 @@ class DeviceStackBody:
         self._steps: dict[Bucket, Inputs] = {}
         self._outputs: dict[Bucket, Outputs] = {}
 
+    @torch.inference_mode()
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = (), ids: Tensor | None = None) -> Reading:
         """ids: what the batch's placeholders stand for."""
         with on(self._device):
@@ -92,6 +93,7 @@ class DeviceStackBody:
         """Truncated distributions are not supported: they take one pass per token."""
         return all(spec.temperature == 0 or spec.truncation is None for spec in specs)
 
+    @torch.inference_mode()
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
     ) -> Generation:

@@ -55,6 +55,7 @@ class EncoderDecoderBody:
             self._encoded = BaseModelOutput(last_hidden_state=one_row[None])
             self._projected = _ProjectedSources(self._cross, one_row)
 
+    @torch.inference_mode()
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
         """Encode these sources in one pass, and fill in their keys and values."""
         self.project(sources, self._encode(sources))
@@ -83,6 +84,7 @@ class EncoderDecoderBody:
             rows: Tensor = self._encoder(**inputs, attention_metadata=metadata).last_hidden_state[0]
         return rows
 
+    @torch.inference_mode()
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         """taps: none, see LanguageModel.new_cache."""
         num_wanted = len(batch.wanted)

@@ -33,6 +33,7 @@ class LibraryBody:
         self._is_taken_over = False
         self._keeps_rows = "logits_to_keep" in inspect.signature(hf.forward).parameters
 
+    @torch.inference_mode()
     def __call__(self, batch: RaggedBatch, taps: Sequence[int] = ()) -> Reading:
         num_rows, wanted = len(batch.ids), batch.wanted
         batch = padded_batch(batch, self._row_rule)

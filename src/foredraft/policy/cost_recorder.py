@@ -82,7 +82,7 @@ class CostRecorder:
             if item.drafter == name and item.max_draft
         ]
         # as of before the step's tokens were committed
-        num_missed = sum(self._states.num_missed(item.sequence, name) - num_kept for item, num_kept in drafted)
+        num_missed = sum([self._states.num_missed(item.sequence, name) - num_kept for item, num_kept in drafted])
         forms = {item.shape is not None for item, _ in drafted}
         # with new sources, a draft model with an encoder has run that too
         if (

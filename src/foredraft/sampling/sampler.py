@@ -29,8 +29,9 @@ NOT_A_DISTRIBUTION = "the model returned NaN logits: its weights or its dtype ar
 class Sampler:
     """The parameters, token counts and noise that choose one text's tokens.
 
-    spec: the part of it that is plain data. params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty).
-    prompt: prompt ids. end_ids: ids masked until min_tokens were generated. bad_words: their token sequences.
+    spec: the part of it that is plain data. has_logits_processors: whether logits are changed by more than a constraint, which only
+    masks some. params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty). prompt: prompt ids.
+    end_ids: ids masked until min_tokens were generated. bad_words: their token sequences.
     rules: those of the checkpoint. child: the index of this text among the n of its request. generator: for the noise of unseeded
     draws. constraint: how the text may continue; None: in any way.
 
@@ -63,6 +64,16 @@ class Sampler:
         self._bias = _bias_tensors(params)
         self._allowed = _allowed_tensor(params)
         self._counts = TokenCounts(prompt) if _has_penalties(params) else None
+        self.has_logits_processors = bool(
+            self._counts is not None
+            or self._bias
+            or self.bad_words
+            or rules.not_first
+            or rules.last_ids
+            or params.logits_processors
+            or (params.min_tokens and self.end_ids)
+            or params.allowed_token_ids is not None
+        )
 
     def fresh(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Sampler:
         """A new sampler for the same request, with no state from its text. params: replace its own."""
@@ -109,21 +120,6 @@ class Sampler:
     def changes_logits(self) -> bool:
         """Whether logits are changed before the temperature is applied."""
         return self.has_logits_processors or self.constraint is not None
-
-    @property
-    def has_logits_processors(self) -> bool:
-        """Whether logits are changed by more than a constraint, which only masks some."""
-        p = self.params
-        return bool(
-            self._counts
-            or self._bias
-            or self.bad_words
-            or self.rules.not_first
-            or self.rules.last_ids
-            or p.logits_processors
-            or (p.min_tokens and self.end_ids)
-            or p.allowed_token_ids is not None
-        )
 
     def warp(self, logits: Tensor, history: Sequence[int], drafted: Sequence[int]) -> Tensor:
         """Apply penalties, user processors, logit bias, bad words and masks, but not the constraint, to the row after history +
@@ -346,7 +342,7 @@ def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
 
 def draw_specs(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[DrawSpec]:
     """How each row's token and the ones after it are chosen: counts[r] tokens in all (None: one), each with its own noise."""
-    if all(row.spec.is_greedy for row in rows):
+    if all(row.sampler.spec.noise is Noise.NONE for row in rows):
         return [DrawSpec()] * len(rows)
     counts = counts or [1] * len(rows)
     num_drawn = sum(count for row, count in zip(rows, counts, strict=True) if row.spec.draws)

@@ -141,8 +141,8 @@ def _rows(
     starts = [0]
     drafts = zip(proposal.draft_ids, proposal.draft_parents, strict=True)
     for sampler, history, (ids, parents) in zip(samplers, histories, drafts, strict=True):
-        prefixes = (tokens_to(ids, parents, node) for node in range(ROOT, len(ids)))
-        rows.extend(Row(sampler, history, prefix, is_coupled=parents is not None) for prefix in prefixes)
+        nodes, is_tree = range(ROOT, len(ids)), parents is not None
+        rows += [Row(sampler, history, tokens_to(ids, parents, node), is_tree) for node in nodes]
         starts.append(len(rows))
     return rows, starts
 
