@@ -98,12 +98,12 @@ def _other_id(seq_id: int) -> int:
 def _one_off(request: DraftRequest, drafted: Sequence[int]) -> DraftRequest:
     """A request for one more token after the drafted ones, which count as forced: the head reads them with its own states."""
     assert request.features is not None
-    rows = request.features.rows
+    columns, rows = request.features.columns, replace(request.features, columns=None).since(0)
     return replace(
         request,
         seq_id=_other_id(request.seq_id),
         tokens=[*request.tokens, *drafted],
         max_len=1,
-        features=Features(torch.cat([rows[:1], rows[:-1]]), request.features.columns),
+        features=Features(torch.cat([rows[:1], rows[:-1]]), columns),
         num_forced=request.num_forced + len(drafted),
     )

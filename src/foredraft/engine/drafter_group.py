@@ -177,8 +177,10 @@ class DrafterGroup:
         )
 
     def _features(self, taps: tuple[int, ...], seq_id: int, cache: KVCache | None) -> Features:
-        rows = None if cache is None else cache.features(seq_id)
-        return Features(torch.empty(0, 0) if rows is None else rows).narrowed(taps, self.taps)
+        region = None if cache is None else cache.region(seq_id)
+        if region is None or region.features is None:
+            return Features(torch.empty(0, 0)).narrowed(taps, self.taps)
+        return Features(region.features, length=len(region.tokens)).narrowed(taps, self.taps)
 
     def _begin(self, question: _Question, forced_prefixes: Sequence[ForcedPrefix], cache: KVCache | None) -> None:
         inputs = self._inputs[question.name]

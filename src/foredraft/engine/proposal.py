@@ -24,22 +24,25 @@ Parents: TypeAlias = Sequence[Sequence[int] | None]
 """For each sequence, the parents of its draft tokens; None for a chain."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Features:
-    """Hidden states of the target for the first len() tokens of a history: for all but the pending token, if the target has read them. Valid only during the call of `propose` that receives them.
+    """Hidden states of the target for the first len() tokens of a history: for all but the pending token, if the target has read them. Valid
+    only during the call of `propose` that receives them. Read-only, and not frozen for the same reason as DraftRequest.
 
     rows: [T, F], of all taps that the engine keeps. columns: [D], the columns of the drafter's own taps, in their order; None: all.
+    length: the number of rows that are valid, the first ones; None: all.
     """
 
     rows: Tensor
     columns: Tensor | None = None
+    length: int | None = None
 
     def __len__(self) -> int:
-        return self.rows.shape[0]
+        return self.rows.shape[0] if self.length is None else self.length
 
     def since(self, start: int, at_most: int | None = None) -> Tensor:
         """[T - start, D], the features of the tokens from position `start` on, at most so many, with the drafter's taps side by side."""
-        num_rows = self.rows.shape[0] - start
+        num_rows = len(self) - start
         rows = self.rows.narrow(0, start, num_rows if at_most is None else min(at_most, num_rows))
         return rows if self.columns is None else rows[:, self.columns]
 
@@ -49,7 +52,7 @@ class Features:
             return self
         columns = torch.arange(self.rows.shape[1]) if self.columns is None else self.columns
         by_tap = columns.reshape(len(taps), len(columns) // len(taps))
-        return Features(self.rows, by_tap[[taps.index(tap) for tap in wanted]].flatten())
+        return Features(self.rows, by_tap[[taps.index(tap) for tap in wanted]].flatten(), self.length)
 
 
 @dataclass(slots=True)
