@@ -64,60 +64,70 @@ void score_each(const AttentionCall& call, const QueryBlock& block, int64_t firs
     }
 }
 
-// Products of Q queries with sixteen keys: COUNT parts of them from FIRST on, added by a balanced tree. Steps: an integer or a constant
-template <int Q, int FIRST, int COUNT, class Steps>
+// Products of Q queries with K times sixteen keys: COUNT parts of them from FIRST on, added by a balanced tree. Steps: an integer or a
+// constant. sums: [K, Q]
+template <int Q, int K, int FIRST, int COUNT, class Steps>
 INLINE void sum_parts(Steps steps, const Unit* units, const Unit* keys, F32x16* sums) {
     if constexpr (COUNT == 1) {
         const Unit *query = units + PART_ORDER[FIRST], *key = keys + PART_ORDER[FIRST] * 16;
 #pragma GCC unroll 8
-        for (int q = 0; q < Q; q++) sums[q] = setzero_ps();
+        for (int i = 0; i < K * Q; i++) sums[i] = setzero_ps();
 #pragma GCC unroll 2
         for (int64_t t = 0; t < steps; t++, query += PARTS, key += PARTS * 16) {
 #pragma GCC unroll 8
-            for (int q = 0; q < Q; q++) sums[q] = score_step(sums[q], query + q * steps * PARTS, key);
+            for (int i = 0; i < K * Q; i++)
+                sums[i] = score_step(sums[i], query + i % Q * steps * PARTS, key + i / Q * steps * PARTS * 16);
         }
     } else {
-        F32x16 later[Q];
-        sum_parts<Q, FIRST, COUNT / 2>(steps, units, keys, sums);
-        sum_parts<Q, FIRST + COUNT / 2, COUNT / 2>(steps, units, keys, later);
+        F32x16 later[K * Q];
+        sum_parts<Q, K, FIRST, COUNT / 2>(steps, units, keys, sums);
+        sum_parts<Q, K, FIRST + COUNT / 2, COUNT / 2>(steps, units, keys, later);
 #pragma GCC unroll 8
-        for (int q = 0; q < Q; q++) sums[q] = add_ps(sums[q], later[q]);
+        for (int i = 0; i < K * Q; i++) sums[i] = add_ps(sums[i], later[i]);
     }
 #pragma GCC unroll 8
-    for (int q = 0; q < Q; q++) pin(sums[q]);
+    for (int i = 0; i < K * Q; i++) pin(sums[i]);
 }
 
-// Products of Q queries with the sixteen keys from position j on. units: [Q, steps, PARTS], keys: [steps, PARTS, 16]
-template <int Q, class Steps>
+// Products of Q queries with the K times sixteen keys from position j on. units: [Q, steps, PARTS], keys: [K, steps, PARTS, 16]
+template <int Q, int K, class Steps>
 void score_tile(const Query* queries, int64_t j, Steps steps, const Unit* units, const Unit* keys) {
-    F32x16 sums[Q];
-    sum_parts<Q, 0, PARTS>(steps, units, keys, sums);
+    F32x16 sums[K * Q];
+    sum_parts<Q, K, 0, PARTS>(steps, units, keys, sums);
 #pragma GCC unroll 8
-    for (int q = 0; q < Q; q++) storeu_ps(queries[q].scores + j, sums[q]);
+    for (int i = 0; i < K * Q; i++) storeu_ps(queries[i % Q].scores + j + 16 * (i / Q), sums[i]);
 }
 
-template <int Q = SCORE_TILE>
-void any_score_tile(int count, const Query* queries, int64_t j, int64_t steps, const Unit* units, const Unit* keys) {
+template <int K, int Q = SCORE_TILE / K>
+void any_score_tile(int64_t count, const Query* queries, int64_t j, int64_t steps, const Unit* units, const Unit* keys) {
     constexpr std::integral_constant<int64_t, num_steps(64)> usual;  // of heads of 64 numbers: known loops run faster
-    if (count >= Q && steps == usual) return score_tile<Q>(queries, j, usual, units, keys);
-    if (count >= Q) return score_tile<Q>(queries, j, steps, units, keys);
-    if constexpr (Q > 1) any_score_tile<Q - 1>(count, queries, j, steps, units, keys);
+    if (count >= Q && steps == usual) return score_tile<Q, K>(queries, j, usual, units, keys);
+    if (count >= Q) return score_tile<Q, K>(queries, j, steps, units, keys);
+    if constexpr (Q > 1) any_score_tile<K, Q - 1>(count, queries, j, steps, units, keys);
 }
 
-// units, keys: buffers for the block's queries and for sixteen keys
+// units, keys: buffers for the block's queries and for SCORE_KEYS times sixteen keys
 void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* units, Unit* keys) {
-    const int64_t steps = num_steps(call.key_dim);
-    const TilesOfQueries tiles(block.count, SCORE_TILE);
-    for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * steps * PARTS);
+    const int64_t steps = num_steps(call.key_dim), query_units = steps * PARTS, key_units = query_units * 16;
+    const TilesOfQueries tiles(block.count, SCORE_TILE / SCORE_KEYS);
+    for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * query_units);
     const int64_t in_order = call.paths == nullptr ? block.num_keys : num_in_order(call, block.num_keys) / 16 * 16;
-    for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16) {
-        fetch_ahead(block.keys + j * call.key_dim, 16 * call.key_dim);
-        unpack_sixteen_keys(call, block, j, keys);
+    for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16 * SCORE_KEYS) {
+        const int64_t end = std::min(j + 16 * SCORE_KEYS, in_order);
+        fetch_ahead(block.keys + j * call.key_dim, 16 * SCORE_KEYS * call.key_dim);
+        for (int64_t k = j; k < end; k += 16) unpack_sixteen_keys(call, block, k, keys + (k - j) / 16 * key_units);
         for (int64_t tile = 0; tile < tiles.count; tile++) {
-            const int64_t begin = tiles.begin(tile), end = tiles.end(tile);
+            const int64_t begin = tiles.begin(tile), count = tiles.end(tile) - begin;
+            const Query* queries = block.queries + begin;
+            const Unit* own = units + begin * query_units;
             const bool is_sorted = call.paths == nullptr;
-            if (is_sorted && (j > block.queries[end - 1].position || j + 16 <= block.queries[begin].earliest)) continue;
-            any_score_tile((int)(end - begin), block.queries + begin, j, steps, units + begin * steps * PARTS, keys);
+            const int64_t from = is_sorted ? queries[0].earliest : 0, to = is_sorted ? queries[count - 1].position + 1 : in_order;
+            if (j + 16 > from && j + 16 * (SCORE_KEYS - 1) < std::min(to, end)) {
+                any_score_tile<SCORE_KEYS>(count, queries, j, steps, own, keys);
+                continue;
+            }
+            for (int64_t k = j; k < std::min(to, end); k += 16)
+                if (k + 16 > from) any_score_tile<1, SCORE_TILE / SCORE_KEYS>(count, queries, k, steps, own, keys + (k - j) / 16 * key_units);
         }
     }
     if (call.paths == nullptr) return;
@@ -221,11 +231,11 @@ void weigh_values(const AttentionCall& call, const QueryBlock& block, float* sum
 void attend_queries(const AttentionCall& call, const QueryBlock& block) {
     const int64_t units = num_steps(call.key_dim) * PARTS, num_sums = block.count * sum_stride(call.value_dim);
     thread_local std::vector<float> memory;
-    memory.resize((block.count + 16) * units + num_sums + ALIGN);
+    memory.resize((block.count + 16 * SCORE_KEYS) * units + num_sums + ALIGN);
     float* sums = (float*)round_up((int64_t)memory.data(), ALIGN);
     Unit* keys = (Unit*)(sums + num_sums);
     if (block.count < WORTH_TILES) score_each(call, block, 0);
-    else score_queries(call, block, keys + 16 * units, keys);
+    else score_queries(call, block, keys + 16 * SCORE_KEYS * units, keys);
     for (int64_t i = 0; i < block.count; i++) exponentiate(call, block.queries[i]);
     weigh_values(call, block, sums);
 }
