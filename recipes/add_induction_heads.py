@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from foredraft.heads import EagleHead, TargetShape, load_head
+from foredraft.heads import EagleHead
 from foredraft.model import LoadOptions, load_model
 from foredraft.train import Eagle3Kind
 from foredraft.train.blocks import pack, spread_indices
@@ -43,8 +43,7 @@ def main() -> None:
     num_neurons = int(sys.argv[5]) if len(sys.argv) > 5 else 0
     target = load_model(target_name, LoadOptions(device="cpu"))
     target.take_over()
-    shares_lm_head = not load_head(source, TargetShape.of(target.hf.config)).config.owns_lm_head
-    kind = Eagle3Kind(shares_lm_head=shares_lm_head, init=source)
+    kind = Eagle3Kind.of_head(source, target)
     texts = [json.loads(line) for line in Path(chats).read_text(encoding="utf-8").splitlines()]
     blocks = pack(texts, LENGTH, None)
     sample = blocks.select(spread_indices(len(blocks), NUM_BLOCKS))

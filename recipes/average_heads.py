@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from foredraft.errors import ForedraftError
-from foredraft.heads import EagleHead, TargetShape, load_head
+from foredraft.heads import EagleHead
 from foredraft.heads.quantized import quantize_head
 from foredraft.model import LoadOptions, load_model
 from foredraft.train import Eagle3Kind
@@ -35,11 +35,10 @@ def main() -> None:
     target_name, out, *sources = sys.argv[1:]
     target = load_model(target_name, LoadOptions(device="cpu"))
     target.take_over()
-    shares_lm_head = not load_head(sources[0], TargetShape.of(target.hf.config)).config.owns_lm_head
-    kinds = [Eagle3Kind(shares_lm_head=shares_lm_head, init=source) for source in sources]
-    head = average([kind.load(source, target) for kind, source in zip(kinds, sources, strict=True)])
+    kind = Eagle3Kind.of_head(sources[0], target)
+    head = average([kind.load(source, target) for source in sources])
     Path(out).mkdir(parents=True, exist_ok=True)
-    kinds[0].save(head, target, target_name, Path(out), torch.bfloat16)
+    kind.save(head, target, target_name, Path(out), torch.bfloat16)
     quantize_head(Path(out))
 
 

@@ -48,6 +48,13 @@ class Eagle3Kind:
                 "--unroll, --layers, --intermediate-size and --draft-vocab-size must be at least 1, and --decay above 0 and at most 1"
             )
 
+    @classmethod
+    def of_head(cls, source: str, target: LanguageModel) -> Eagle3Kind:
+        """The kind that loads a saved head, and saves it with or without an lm_head as it was. Raises ForedraftError if it does not fit
+        the target."""
+        config = load_head(source, TargetShape.of(target.hf.config)).config
+        return cls(shares_lm_head=not config.owns_lm_head, init=source)
+
     def new(self, target: LanguageModel, texts: Sequence[Sequence[int]], seed: int) -> EagleHead:
         """See HeadKind."""
         config = target.hf.config.get_text_config()
