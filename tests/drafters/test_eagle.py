@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from foredraft.drafters import DrafterContext, EagleDrafter
 from foredraft.engine.engine import Engine
@@ -176,6 +177,12 @@ def test_batches_and_small_passes_give_the_drafts_of_each_request_alone(
         assert draft(new_drafter(head, max_rows=max_rows).propose(requests)) == alone
 
 
+def dense_probs(proposal: Proposal) -> Tensor:
+    """Over all 4,096 ids."""
+    assert proposal.token_probs is not None
+    return proposal.token_probs.dense(4096)
+
+
 def test_beyond_its_window_a_head_drafts_as_if_the_text_began_there(target: LanguageModel) -> None:
     """The first draft token's distribution is that of a head that has read only the last tokens, at different lengths of the text. The
     module and the compiled head agree."""
@@ -192,12 +199,9 @@ def test_beyond_its_window_a_head_drafts_as_if_the_text_began_there(target: Lang
         assert asked.features is not None
         features = Features(asked.features.since(end - 1 - window))
         recent = DraftRequest(0, history[end - 1 - window : end], 1, asked.sampler, features)
-        expected, unlimited = (new_drafter(whole).propose([each]).probs for each in (recent, asked))
-        assert expected is not None
-        assert unlimited is not None
+        expected, unlimited = (dense_probs(new_drafter(whole).propose([each])) for each in (recent, asked))
         for drafter in drafters:
-            probs = drafter.propose([asked]).probs
-            assert probs is not None
+            probs = dense_probs(drafter.propose([asked]))
             assert (probs - expected).abs().sum() < 0.2 * (probs - unlimited).abs().sum()
 
 
@@ -229,11 +233,12 @@ def test_sampled_tokens_come_from_their_distributions_and_only_from_the_heads_vo
     proposal = new_drafter(head).propose([request(target, head, HISTORY, temperature=1.0)])
     assert head.config.target_ids is not None
     known = set(head.config.target_ids.tolist())
-    assert proposal.probs is not None
-    assert proposal.probs.shape == (4, 4096)
+    probs = dense_probs(proposal)
+    assert probs.shape == (4, 4096)
     assert set(draft(proposal)[0]) <= known
     outside = [i for i in range(4096) if i not in known]
-    assert float(proposal.probs[:, outside].sum()) == 0.0
+    assert float(probs[:, outside].sum()) == 0.0
+    assert float(probs.sum()) == pytest.approx(4)
 
 
 def test_memory_is_taken_from_the_pool_and_returned(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:

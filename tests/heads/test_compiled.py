@@ -147,6 +147,22 @@ def test_a_draft_in_one_call_equals_one_token_by_token(name: str, spec: str, tmp
             assert torch.allclose(at_once.token_probs.at(rows, column), by_step.token_probs.at(rows, column), atol=1e-5)
 
 
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", ["speculators_llama", "safeailab_eagle3"])
+def test_ids_beyond_the_vocabulary_are_never_drafted(name: str, spec: str, tmp_path: Path) -> None:
+    head, _ = compiled(name, tmp_path)
+    assert head.config.target_ids is not None
+    limit = int(head.config.target_ids.median())
+    reads, states = two_reads(head, name)
+    cache = cache_for(head, [32, 32], torch.bfloat16)  # type: ignore[arg-type]
+    drafted = head.generate(reads, torch.cat(states), [4, 2], limit, cache, [SPECS[spec], DrawSpec()])
+    assert all(token < limit for ids in drafted.ids for token in ids)
+    if drafted.token_probs is not None:
+        dense = drafted.token_probs.dense(head.config.vocab_size)
+        assert float(dense[:, limit:].sum()) == 0.0
+        assert dense.sum(-1).tolist() == pytest.approx([1.0] * len(dense))
+
+
 def two_features(name: str) -> list[Tensor]:
     """The features of each of two_reads, as columns of wider rows."""
     features = golden(name).inputs["features"].bfloat16()

@@ -227,7 +227,7 @@ class Stack:
         structs = (LayerStruct * len(layers))(*(_layer_struct(layer) for layer in layers))
         self.is_stateful = stateful is not None
         stateful = stateful or StatefulRows(0, head.out_features)
-        self.num_ids = stateful.num_ids
+        self.num_ids, self.column_ids = stateful.num_ids, stateful.column_ids
         features = stateful.features
         self.features_width = self.hidden_size if features is None else features.fc.in_features
         self.attends_to_sources = any(layer.cross_query is not None for layer in layers)
@@ -247,7 +247,6 @@ class Stack:
             head=head.struct,
             column_ids=address(stateful.column_ids),
             state_tap=stateful.tap,
-            num_ids=stateful.num_ids,
             num_experts_read=pointer(self._num_experts_read),
             num_layers=len(layers),
             hidden=self.hidden_size,

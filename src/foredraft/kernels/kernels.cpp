@@ -16,19 +16,23 @@
 
 namespace {
 
-// The ids of the columns of logits; column_ids null: columns are ids.
-struct Columns {
-    int64_t count;
-    const int64_t* column_ids;
-    int64_t num_ids;
-    bool are_ids() const { return column_ids == nullptr; }
-    // A buffer for rows of logits by id, filled with minus infinity.
-    std::vector<float> room(int64_t num_rows) const { return std::vector<float>(are_ids() ? 0 : num_rows * num_ids, -INFINITY); }
-    // The logits of row r, by id.
-    Logits row(const float* logits, int64_t r, std::vector<float>& wide) const {
-        if (are_ids()) return row_of(logits, 1, count, r);
-        for (int64_t c = 0; c < count; c++) wide[r * num_ids + column_ids[c]] = logits[r * count + c];
-        return row_of(wide.data(), 1, num_ids, r);
+// The columns of logits. ids: of the columns; null: columns are ids. Those of ids below `vocabulary` may be chosen.
+class Columns {
+    const int64_t count_, vocabulary_;
+    std::vector<float> masked_;  // rows of logits, if not all columns may be chosen
+
+public:
+    const int64_t* const ids;
+    const int64_t width;         // the columns to choose from
+    Columns(int64_t count, const int64_t* ids, int64_t vocabulary, int64_t num_rows)
+        : count_(count), vocabulary_(vocabulary), ids(ids), width(ids ? count : vocabulary) {
+        if (ids && *std::max_element(ids, ids + count) >= vocabulary) masked_.resize(num_rows * count);
+    }
+    // Row r of the logits, -inf for columns that may not be chosen. Rows may be asked for by several threads.
+    Logits row(const float* logits, int64_t r) {
+        if (masked_.empty()) return row_of(logits, 1, count_, r);
+        for (int64_t c = 0; c < count_; c++) masked_[r * count_ + c] = ids[c] < vocabulary_ ? logits[r * count_ + c] : -INFINITY;
+        return row_of(masked_.data(), 1, count_, r);
     }
 };
 
@@ -111,7 +115,7 @@ void distill(const void* logits, int64_t is_float, int64_t num_rows, int64_t wid
 void choose(const void* logits, int64_t is_float, int64_t num_rows, int64_t width, const DrawSpec* specs, const double* uniforms,
             const int64_t* keys, int64_t* ids, int64_t num_threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
-    for (int64_t r = 0; r < num_rows; r++) ids[r] = choose_token(row_of(logits, is_float, width, r), width, specs[r], {uniforms, keys}, 0, nullptr);
+    for (int64_t r = 0; r < num_rows; r++) ids[r] = choose_token(row_of(logits, is_float, width, r), width, nullptr, specs[r], {uniforms, keys}, 0, nullptr);
 }
 
 // Truncated distributions. probs, ids: [num_rows, room]. -> the most ids that a row keeps; if that is more than room, the
@@ -271,7 +275,7 @@ void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads)
 }
 
 // Reads a batch whose wanted rows are the last ones of its spans, and generates lens[i] >= 1 tokens after span i: each is chosen by
-// specs[i] from the first `vocabulary` logits and written to generated[i, :lens[i]]; the last one is not read. A row with a NaN gives
+// specs[i] from the ids below `vocabulary` and written to generated[i, :lens[i]]; the last one is not read. A row with a NaN gives
 // -1 and ends its span; later tokens are not written. Slots must be null. workspace: the larger of that for the batch and that for one
 // row of each span at its greatest length. -> the most ids that a truncated distribution keeps; the others are padded with probability 0
 int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, const DrawSpec* specs,
@@ -289,17 +293,16 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
     std::vector<uint16_t> states;
     const bool carries_states = has_states(b);
     KeptStates kept;
-    const Columns columns = {s->head.n, s->column_ids, s->num_ids};
-    std::vector<float> wide = columns.room(num_spans);
+    Columns columns(s->head.n, s->column_ids, vocabulary, num_spans);
     if (carries_states) states.resize(num_spans * s->hidden);
     for (int64_t i = 0; i < num_spans; i++) open[i] = i;
     for (int64_t step = 0; b.num_spans > 0; step++) {
         if (carries_states) kept.keep(*s, b);
         stack(s, &b, workspace, num_threads);
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * vocabulary > WORTH_A_TEAM)
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * columns.width > WORTH_A_TEAM)
         for (int64_t i = 0; i < b.num_spans; i++)
             generated[open[i] * width + step] =
-                choose_token(columns.row(b.logits, i, wide), vocabulary, specs[open[i]], {uniforms, keys}, step, token_probs);
+                choose_token(columns.row(b.logits, i), columns.width, columns.ids, specs[open[i]], {uniforms, keys}, step, token_probs);
         int64_t left = 0;
         for (int64_t i = 0; i < b.num_spans; i++) {
             const int64_t place = open[i], token = generated[place * width + step], end = spans[i].start + spans[i].num_rows;
@@ -365,14 +368,14 @@ void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_
 
 // Chooses chains of tokens from given logits, each row corrected by the token before it (a Markov factor): position i of chain c has the
 // logits of row first_rows[c] + i, plus `second` times row t of `first` [.., second->k], where t is the token before, previous[c] for
-// the first. lens[c] >= 1 tokens, chosen by specs[c] from the first `vocabulary` logits, are written to chosen[c, :lens[c]]; -1 from
+// the first. lens[c] >= 1 tokens, chosen by specs[c] from the ids below `vocabulary`, are written to chosen[c, :lens[c]]; -1 from
 // a row with a NaN on. column_ids: as in Stack. workspace: linear_workspace(second, num_chains) bytes. -> as generate
 int64_t choose_chains(const Matrix* second, const float* first, const float* logits, const int64_t* first_rows, const int64_t* lens,
-                      const int64_t* previous, int64_t num_chains, int64_t width, const int64_t* column_ids, int64_t num_ids, int64_t vocabulary,
+                      const int64_t* previous, int64_t num_chains, int64_t width, const int64_t* column_ids, int64_t vocabulary,
                       const DrawSpec* specs, const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows,
                       int64_t* chosen, char* workspace, int64_t num_threads) {
-    const Columns columns = {second->n, column_ids, num_ids};
-    std::vector<float> corrected(num_chains * second->n), wide = columns.room(num_chains);
+    Columns columns(second->n, column_ids, vocabulary, num_chains);
+    std::vector<float> corrected(num_chains * second->n);
     std::vector<int64_t> open(num_chains), rows(first_rows, first_rows + num_chains), before(previous, previous + num_chains);
     std::iota(open.begin(), open.end(), 0);
     const Rows x = rows_in(workspace, num_chains, second->k);
@@ -388,7 +391,7 @@ int64_t choose_chains(const Matrix* second, const float* first, const float* log
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (count > 1 && work > WORTH_A_TEAM)
         for (int64_t r = 0; r < count; r++)
             chosen[open[r] * width + step] =
-                choose_token(columns.row(corrected.data(), r, wide), vocabulary, specs[open[r]], {uniforms, keys}, step, token_probs);
+                choose_token(columns.row(corrected.data(), r), columns.width, columns.ids, specs[open[r]], {uniforms, keys}, step, token_probs);
         int64_t left = 0;
         for (int64_t r = 0; r < count; r++) {
             const int64_t chain = open[r], token = chosen[chain * width + step];

@@ -101,7 +101,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int64,
         [
             *(_MATRIX, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
-            *(c_int64, c_int64, c_void_p, c_int64, c_int64),
+            *(c_int64, c_int64, c_void_p, c_int64),
             *(c_void_p, c_void_p, c_void_p, _TOKEN_PROBS, c_int64, c_void_p, c_void_p, c_int64),
         ],
     ),
@@ -299,7 +299,7 @@ class Kernels:
         stateful decoder.
 
         -> (the tokens, the distributions of all drawn tokens, span after span, [R, W] float32, the ids of their columns
-        [R, W]; None if W is vocab_size). Raises ValueError if slots are not positions.
+        [R, W]; None if columns are ids). Raises ValueError if slots are not positions.
         """
         if batch.slots is not None:
             raise ValueError("tokens can be generated only after chains: slots must equal positions")
@@ -313,7 +313,7 @@ class Kernels:
         more = _SCORES_OF_A_KEY * (width + _KEY_UNIT) * threads
         room = self._room(self._library.stack_workspace(stack.struct, struct, threads) + more)
         packed = PackedDrawSpecs(specs)
-        token_probs, probs, ids, _kept = new_token_probs(packed, vocab_size)
+        token_probs, probs, ids, _kept = new_token_probs(packed, vocab_size, stack.column_ids)
         most = self._library.generate(
             stack.struct,
             struct,
@@ -398,7 +398,7 @@ class Kernels:
         logits, packed, width = logits.contiguous(), PackedDrawSpecs(specs), max(chains.lens)
         numbers = [array("q", each) for each in chains]
         chosen = array("q", [-1]) * (len(chains.lens) * width)
-        token_probs, probs, ids, _kept = new_token_probs(packed, vocab_size)
+        token_probs, probs, ids, _kept = new_token_probs(packed, vocab_size, markov.target_ids)
         most = self._library.choose_chains(
             markov.second.struct,
             markov.first.data_ptr(),
@@ -407,7 +407,6 @@ class Kernels:
             len(chains.lens),
             width,
             address(markov.target_ids),
-            num_ids,
             min(vocab_size, num_ids, len(markov.first)),
             packed.rows,
             packed.uniforms,

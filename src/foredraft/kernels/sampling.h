@@ -283,12 +283,14 @@ int64_t gumbel_argmax(const float* probs, const int64_t* ids, int64_t count, int
     return best.kept.front().second;
 }
 
-// Chooses the `step`-th token of a spec; -1 if the row has a NaN. token_probs: receives the distribution of a drawn token; null if it
-// is not needed.
-int64_t choose_token(const Logits& row, int64_t width, const DrawSpec& spec, const Noise& noise, int64_t step, const TokenProbs* token_probs) {
+// Chooses the `step`-th token of a spec; -1 if the row has a NaN. column_ids: the id of each column; null: columns are ids. token_probs:
+// receives the distribution of a drawn token; null if it is not needed.
+int64_t choose_token(const Logits& row, int64_t width, const int64_t* column_ids, const DrawSpec& spec, const Noise& noise, int64_t step,
+                     const TokenProbs* token_probs) {
     if (spec.kind == GREEDY) {
-        const int64_t token = argmax_of(row, width);
-        return std::isnan(row.at(token)) ? -1 : token;
+        const int64_t column = argmax_of(row, width);
+        if (std::isnan(row.at(column))) return -1;
+        return column_ids ? column_ids[column] : column;
     }
     thread_local std::vector<float> probs;
     thread_local std::vector<int64_t> ids;
@@ -300,25 +302,25 @@ int64_t choose_token(const Logits& row, int64_t width, const DrawSpec& spec, con
         count = truncated_softmax(row, width, spec, probs, ids);
         if (count == 0) return -1;
         weights = probs.data();
+        for (int64_t i = 0; column_ids && i < count; i++) ids[i] = column_ids[ids[i]];
     } else {
         if ((int64_t)probs.size() < width) { probs.resize(width); ids.resize(width); }
         weights = token_probs && is_drawn ? token_probs->probs + at * token_probs->width : probs.data();
         softmax_of(row, width, spec.temperature, weights);
         if (std::isnan(weights[0])) return -1;
     }
+    const int64_t* names = is_cut ? ids.data() : column_ids;
     if (token_probs && is_drawn) {
         token_probs->kept[at] = count;
-        if (is_cut) {
-            std::copy_n(weights, count, token_probs->probs + at * token_probs->width);
-            std::copy_n(ids.data(), count, token_probs->ids + at * token_probs->width);
-        } else {
-            std::fill(weights + width, weights + token_probs->width, 0.0f);
-            if (token_probs->ids) std::iota(token_probs->ids + at * token_probs->width, token_probs->ids + at * token_probs->width + width, 0);
-        }
+        if (is_cut) std::copy_n(weights, count, token_probs->probs + at * token_probs->width);
+        else std::fill(weights + width, weights + token_probs->width, 0.0f);
+        int64_t* named = token_probs->ids ? token_probs->ids + at * token_probs->width : nullptr;
+        if (named && names) std::copy_n(names, count, named);
+        else if (named) std::iota(named, named + count, 0);
     }
     const int64_t index = is_drawn ? draw_index(weights, count, noise.uniforms[spec.first_noise + step])
-                                   : gumbel_argmax(weights, is_cut ? ids.data() : nullptr, count, noise.keys[spec.first_noise + step]);
-    return is_cut ? ids[index] : index;
+                                   : gumbel_argmax(weights, names, count, noise.keys[spec.first_noise + step]);
+    return names ? names[index] : index;
 }
 
 // Writes the best columns of a row for a spec, greedily or with shared noise, into `best`; none if the row has a NaN.

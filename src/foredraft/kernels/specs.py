@@ -136,16 +136,19 @@ class VerificationResult(NamedTuple):
 
 
 def new_token_probs(
-    specs: PackedDrawSpecs, vocab_size: int
+    specs: PackedDrawSpecs, vocab_size: int, column_ids: Tensor | None
 ) -> tuple[TokenProbsStruct | None, Tensor | None, Tensor | None, object]:
-    """Buffers for the distributions of drawn tokens: the struct, probs and ids [R, vocab_size], and an object to keep alive with the
-    struct. They are as wide as the vocabulary because the number of kept ids is not known; unwritten memory costs nothing."""
+    """Buffers for the distributions of drawn tokens: the struct, probs [R, W] and the ids of their columns [R, W] (None: columns are ids),
+    and an object to keep alive with the struct. W is the number of ids to choose from, those of column_ids [W] or vocab_size, because the
+    number of kept ids is not known; unwritten memory costs nothing."""
     if specs.num_prob_rows == 0:
         return None, None, None, None
-    probs = torch.empty(specs.num_prob_rows, vocab_size)
-    ids = torch.empty(specs.num_prob_rows, vocab_size, dtype=torch.int64) if specs.truncates else None
+    width = vocab_size if column_ids is None else len(column_ids)
+    probs = torch.empty(specs.num_prob_rows, width)
+    has_ids = specs.truncates or column_ids is not None
+    ids = torch.empty(specs.num_prob_rows, width, dtype=torch.int64) if has_ids else None
     kept = array("q", [0]) * specs.num_prob_rows
-    return TokenProbsStruct(probs.data_ptr(), address(ids), kept.buffer_info()[0], vocab_size), probs, ids, kept
+    return TokenProbsStruct(probs.data_ptr(), address(ids), kept.buffer_info()[0], width), probs, ids, kept
 
 
 def verification_struct(batch: VerificationBatch) -> tuple[VerificationBatchStruct, tuple[object, ...]]:

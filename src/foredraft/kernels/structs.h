@@ -74,7 +74,6 @@ struct Stack {
     int64_t joint_head_norm, head_norm_stride;  // whether query and key norms span all heads; stride of their weights by head
     int64_t num_experts, experts_per_token, normalizes_experts;
     int64_t state_tap;                     // of the hidden state that a generated row passes to the next one, if rows have states
-    int64_t num_ids;                       // of the vocabulary of column_ids
     float epsilon, scale, softcap;
     float embedding_scale, residual_scale, logit_scale, logit_softcap;
     float swiglu_alpha, swiglu_limit;

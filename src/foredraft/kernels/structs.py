@@ -70,7 +70,7 @@ class StackStruct(ctypes.Structure):
                     "joint_head_norm",
                     "head_norm_stride",
                 ),
-                *("num_experts", "experts_per_token", "normalizes_experts", "state_tap", "num_ids"),
+                *("num_experts", "experts_per_token", "normalizes_experts", "state_tap"),
             )
         ),
         *(
