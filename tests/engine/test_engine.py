@@ -19,8 +19,10 @@ from foredraft.engine.proposal import Drafter
 from foredraft.engine.region import Region
 from foredraft.engine.scheduler import Limits
 from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError
 from foredraft.model import EMBEDDED, LanguageModel, Read
+from foredraft.policy import FixedPolicy
 from foredraft.sampling import SamplingParams
 from foredraft.utils.heap import HeapTrimmer
 from tests.draft_servers import remote_context
@@ -437,6 +439,19 @@ def test_logprobs_are_the_raw_target_logprobs_for_every_emitted_token(bench: Ben
     reference = reference_logprobs([*PROMPTS[2], *expected.output_ids])
     own = [entry.logprob for entry in [*expected.prompt_logprobs, *expected.logprobs]]
     torch.testing.assert_close(torch.tensor(own), reference, atol=0.15, rtol=0.05)
+
+
+def test_a_tree_after_the_prompt_does_not_shift_the_prompts_logprobs(bench: Bench) -> None:
+    """The draft model drafts in the step that reads the end of the prompt, and the cache holds only a part of its tree."""
+    wanted = params(8, **GREEDY, prompt_logprobs=1)
+    recorded = []
+    for shape in (None, TreeShape((-1, -1, 0, 1))):
+        engine = bench.engine("draft_model", policy=FixedPolicy("DraftModelDrafter", shape))
+        sequence = engine.add(PROMPTS[2], wanted)
+        run(engine)
+        assert sequence.stats.num_draft_tokens > 0
+        recorded.append(sequence.prompt_logprobs)
+    assert recorded[0] == recorded[1]
 
 
 @torch.inference_mode()

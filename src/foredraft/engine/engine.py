@@ -325,10 +325,9 @@ class Engine:
         logits = self.model.read(reads, self.cache, launched)
         # views that are not needed are not made: each costs tens of microseconds after a pass that left nothing in the caches
         parts = [logits] if len(reads) == 1 else torch.split(logits, [read.num_logits for read in reads])
-        for item, read, part in zip(scheduled, reads, parts, strict=True):
+        for item, part in zip(scheduled, parts, strict=True):
             if self._wants_prompt_logprobs(item.sequence):
-                start = self.cache.num_held(item.sequence.seq_id) - len(read.tokens)
-                record_prompt(item.sequence, start, part)
+                record_prompt(item.sequence, item.num_read, part)
         lens = iter(proposal.draft_ids)
         return [_last(part, len(next(lens)) + 1) for item, part in zip(scheduled, parts, strict=True) if item.scores]
 
