@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from foredraft.heads import CompiledEagle, EagleHead, HeadOptions, TargetEnds, T
 from foredraft.model import LanguageModel, Read
 from foredraft.policy import FixedPolicy
 from foredraft.policy.base import NO_DRAFTING, DraftBudget
-from foredraft.sampling import SamplingParams
+from foredraft.sampling import Bits, SamplingParams
 from foredraft.testing import DrafterContract
 from foredraft.testing.requests import request_for
 from tests.heads.random_heads import embedded_head, random_head
@@ -239,6 +240,26 @@ def test_sampled_tokens_come_from_their_distributions_and_only_from_the_heads_vo
     outside = [i for i in range(4096) if i not in known]
     assert float(probs[:, outside].sum()) == 0.0
     assert float(probs.sum()) == pytest.approx(4)
+
+
+def test_under_a_constraint_nan_drafts_nothing(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:
+    class Anything:
+        allows_drafts = True
+
+        def allowed(self, history: Sequence[int], drafted: Sequence[int]) -> Bits:
+            return np.full(4096 // 8, 0xFF, np.uint8)
+
+        def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
+            return len(drafted)
+
+        def forced(self, history: Sequence[int], drafted: Sequence[int], at_most: int) -> list[int]:
+            return []
+
+    asked = request(target, head, HISTORY, temperature=1.0)
+    assert asked.features is not None
+    asked.sampler.constraint = Anything()
+    asked.features = Features(torch.full_like(asked.features.since(0), torch.nan))
+    assert draft(new_drafter(head).propose([asked])) == [[]]
 
 
 def test_memory_is_taken_from_the_pool_and_returned(target: LanguageModel, head: EagleHead | CompiledEagle) -> None:

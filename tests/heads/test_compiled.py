@@ -152,15 +152,23 @@ def test_a_draft_in_one_call_equals_one_token_by_token(name: str, spec: str, tmp
 def test_ids_beyond_the_vocabulary_are_never_drafted(name: str, spec: str, tmp_path: Path) -> None:
     head, _ = compiled(name, tmp_path)
     assert head.config.target_ids is not None
-    limit = int(head.config.target_ids.median())
     reads, states = two_reads(head, name)
-    cache = cache_for(head, [32, 32], torch.bfloat16)  # type: ignore[arg-type]
-    drafted = head.generate(reads, torch.cat(states), [4, 2], limit, cache, [SPECS[spec], DrawSpec()])
+
+    def draft(limit: int) -> Generated:
+        cache = cache_for(head, [32, 32], torch.bfloat16)  # type: ignore[arg-type]
+        return head.generate(reads, torch.cat(states), [4, 2], limit, cache, [SPECS[spec], DrawSpec()])
+
+    limit = int(head.config.target_ids.median())
+    drafted = draft(limit)
+    assert drafted.ids[0]
     assert all(token < limit for ids in drafted.ids for token in ids)
     if drafted.token_probs is not None:
         dense = drafted.token_probs.dense(head.config.vocab_size)
         assert float(dense[:, limit:].sum()) == 0.0
         assert dense.sum(-1).tolist() == pytest.approx([1.0] * len(dense))
+    lowest = int(head.config.target_ids.min())
+    assert lowest > 0
+    assert draft(lowest).ids == [[], []]
 
 
 def two_features(name: str) -> list[Tensor]:

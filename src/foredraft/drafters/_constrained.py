@@ -17,7 +17,7 @@ def held(row: Row, ids: list[int], token_probs: TokenProbs | None) -> list[int]:
     """
     sampler, history = row.sampler, row.history
     count = sampler.num_allowed(history, ids)
-    if token_probs is None or sampler.constraint is None:
+    if not ids or token_probs is None or sampler.constraint is None:
         return ids[:count]
     try:
         masks = [sampler.constraint.allowed(history, ids[:i]) for i in range(min(count + 1, len(ids)))]

@@ -283,13 +283,13 @@ int64_t gumbel_argmax(const float* probs, const int64_t* ids, int64_t count, int
     return best.kept.front().second;
 }
 
-// Chooses the `step`-th token of a spec; -1 if the row has a NaN. column_ids: the id of each column; null: columns are ids. token_probs:
-// receives the distribution of a drawn token; null if it is not needed.
+// Chooses the `step`-th token of a spec; -1 if the row has a NaN, or if its columns have ids, of which none may be chosen. column_ids: the id
+// of each column; null: columns are ids. token_probs: receives the distribution of a drawn token; null if it is not needed.
 int64_t choose_token(const Logits& row, int64_t width, const int64_t* column_ids, const DrawSpec& spec, const Noise& noise, int64_t step,
                      const TokenProbs* token_probs) {
     if (spec.kind == GREEDY) {
         const int64_t column = argmax_of(row, width);
-        if (std::isnan(row.at(column))) return -1;
+        if (std::isnan(row.at(column)) || (column_ids && row.at(column) == -INFINITY)) return -1;
         return column_ids ? column_ids[column] : column;
     }
     thread_local std::vector<float> probs;
