@@ -98,7 +98,7 @@ void score_tile(const Query* queries, int64_t j, Steps steps, const Unit* units,
     for (int i = 0; i < K * Q; i++) storeu_ps(queries[i % Q].scores + j + 16 * (i / Q), sums[i]);
 }
 
-template <int K, int Q = SCORE_TILE / K>
+template <int K, int Q = SCORE_QUERIES>
 void any_score_tile(int64_t count, const Query* queries, int64_t j, int64_t steps, const Unit* units, const Unit* keys) {
     constexpr std::integral_constant<int64_t, num_steps(64)> usual;  // of heads of 64 numbers: known loops run faster
     if (count >= Q && steps == usual) return score_tile<Q, K>(queries, j, usual, units, keys);
@@ -109,7 +109,7 @@ void any_score_tile(int64_t count, const Query* queries, int64_t j, int64_t step
 // units, keys: buffers for the block's queries and for SCORE_KEYS times sixteen keys
 void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* units, Unit* keys) {
     const int64_t steps = num_steps(call.key_dim), query_units = steps * PARTS, key_units = query_units * 16;
-    const TilesOfQueries tiles(block.count, SCORE_TILE / SCORE_KEYS);
+    const TilesOfQueries tiles(block.count, SCORE_QUERIES);
     for (int64_t i = 0; i < block.count; i++) unpack_query(block.queries[i].from, call.key_dim, units + i * query_units);
     const int64_t in_order = call.paths == nullptr ? block.num_keys : num_in_order(call, block.num_keys) / 16 * 16;
     for (int64_t j = block.earliest / 16 * 16; j < in_order; j += 16 * SCORE_KEYS) {
@@ -127,7 +127,7 @@ void score_queries(const AttentionCall& call, const QueryBlock& block, Unit* uni
                 continue;
             }
             for (int64_t k = j; k < std::min(to, end); k += 16)
-                if (k + 16 > from) any_score_tile<1, SCORE_TILE / SCORE_KEYS>(count, queries, k, steps, own, keys + (k - j) / 16 * key_units);
+                if (k + 16 > from) any_score_tile<1>(count, queries, k, steps, own, keys + (k - j) / 16 * key_units);
         }
     }
     if (call.paths == nullptr) return;

@@ -678,7 +678,7 @@ F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
 using Unit = float;
 constexpr int PARTS = 8;
 constexpr int PART_ORDER[PARTS] = {0, 1, 2, 3, 4, 5, 6, 7};  // the order in which a balanced tree adds them as `totals` does
-constexpr int SCORE_TILE = 6, SCORE_KEYS = 1;  // sums of a tile of scores, and the times sixteen keys that it has
+constexpr int SCORE_QUERIES = 6, SCORE_KEYS = 1;  // of a tile of scores: the queries, and how many times sixteen keys
 constexpr int SUM_TILE = 6, SUM_COLUMNS = 1;  // queries to whose sums values are added together, and by how many times sixteen columns
 
 constexpr int64_t num_steps(int64_t dim) { return round_up(dim, 16) / 8; }

@@ -339,7 +339,7 @@ F32x16 score_block(const uint16_t* query, const uint16_t* keys, int64_t dim) {
 using Unit = int32_t;
 constexpr int PARTS = 16;
 constexpr int PART_ORDER[PARTS] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};  // the order in which a balanced tree adds them as `totals` does
-constexpr int SCORE_TILE = 4, SCORE_KEYS = 2;  // sums of a tile of scores, and the times sixteen keys that it has
+constexpr int SCORE_QUERIES = 2, SCORE_KEYS = 2;  // of a tile of scores: the queries, and how many times sixteen keys
 constexpr int SUM_TILE = 6, SUM_COLUMNS = 4;  // queries to whose sums values are added together, and by how many times sixteen columns
 
 constexpr int64_t num_steps(int64_t dim) { return round_up(dim, 32) / 32; }

@@ -55,7 +55,6 @@ class EncoderDecoderBody:
             self._encoded = BaseModelOutput(last_hidden_state=one_row[None])
             self._projected = _ProjectedSources(self._cross, one_row)
 
-    @torch.inference_mode()
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
         """Encode these sources in one pass, and fill in their keys and values."""
         self.project(sources, self._encode(sources))

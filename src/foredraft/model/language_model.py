@@ -127,7 +127,7 @@ class SourceReadingBody(Body, Protocol):
     """A body whose decoder attends to sources."""
 
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
-        """Fill in the keys and values of these sources in one pass."""
+        """Fill in the keys and values of these sources in one pass. Called in inference mode."""
 
 
 @runtime_checkable
@@ -305,7 +305,8 @@ class LanguageModel:
         sources = (span.region.source for span in batch.spans)
         unread = {id(source): source for source in sources if source is not None and not source.is_read}
         if unread:
-            self._source_reading.read_sources(list(unread.values()))
+            with torch.inference_mode():
+                self._source_reading.read_sources(list(unread.values()))
 
     def read_features(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> list[Tensor]:
         """The hidden states [N, F] of whole texts, from one pass outside any budget. taps: as in new_cache."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from foredraft.engine.sources import SourceKeys
 from foredraft.model.encoder_decoder import EncoderDecoderBody
 from foredraft.model.source_attention import encoded_rows
@@ -24,7 +22,6 @@ def shares_encoder(config: Mapping[str, Any]) -> bool:
 class SharedEncoderBody(EncoderDecoderBody):
     """A body whose encoder is never run."""
 
-    @torch.inference_mode()
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
         """Fill in the keys and values of these sources from the output of the target's encoder, which is then dropped unless it is to be
         kept."""

@@ -79,7 +79,6 @@ class DecoderStackBody:
         self._decoder = _take_stack(hf, hf.get_decoder(), family, head, kernels, weight_format, memory)
         self._keys_like = torch.empty(self._decoder.num_kv_heads, 0, self._decoder.head_dim, dtype=torch.bfloat16)
 
-    @torch.inference_mode()
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
         """Fill in the keys and values of these sources from the output of the target's encoder, which is then dropped unless it is to be
         kept."""
@@ -141,7 +140,6 @@ class SourceStackBody(DecoderStackBody):
         super().__init__(hf, family, head, kernels, weight_format)
         self._encoder = _take_stack(hf, hf.get_encoder(), family, head, kernels, weight_format, WeightMemory())
 
-    @torch.inference_mode()
     def read_sources(self, sources: Sequence[SourceKeys]) -> None:
         """Encode these sources in one pass, and fill in their keys and values."""
         self._project(sources, self._encode([keys.source.ids for keys in sources]))

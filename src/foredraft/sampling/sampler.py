@@ -342,7 +342,7 @@ def _chosen(logits: Tensor, rows: Sequence[Row], margins: bool) -> Tensor:
 
 def draw_specs(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list[DrawSpec]:
     """How each row's token and the ones after it are chosen: counts[r] tokens in all (None: one), each with its own noise."""
-    if all(row.sampler.spec.noise is Noise.NONE for row in rows):
+    if all(row.sampler.spec.is_greedy for row in rows):
         return [DrawSpec()] * len(rows)
     counts = counts or [1] * len(rows)
     num_drawn = sum(count for row, count in zip(rows, counts, strict=True) if row.spec.draws)
