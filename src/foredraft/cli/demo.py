@@ -46,7 +46,7 @@ def demo(
 
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     check_trace(trace)
-    llm = models.load()
+    llm = models.with_packaged_head().load()
     from foredraft.tools.demo import demo_prompt
 
     shown, prompt = demo_prompt(llm)

@@ -307,12 +307,24 @@ class ModelOptions:
     def for_methods(self, methods: Sequence[str]) -> Self:
         """These options with the packaged head or draft model for methods that a command tries, if one needs it and neither the options
         nor the settings file say what drafts."""
+        draft = self._packaged_draft("+".join(methods)) if methods else None
+        return self if draft is None else replace(self, draft_model=draft)
+
+    def with_packaged_head(self) -> Self:
+        """These options with the packaged head for the given model, and with lookups in the text, which together draft fastest; unchanged
+        if there is no such head, if the options or the settings file say what drafts, and over several devices, where no head runs."""
+        has_one_device = self.device_places is None and self.tp_plan is None
+        head = self._packaged_draft("eagle") if self.target is not None and has_one_device else None
+        return self if head is None else replace(self, draft_model=head, method="eagle+suffix")
+
+    def _packaged_draft(self, method: str) -> str | None:
+        """The packaged draft model or head for this method; None if the options or the settings file say what drafts."""
         settings = self.settings()
         drafts_already = (settings.draft_model, settings.exit_layer, settings.method, settings.draft_server)
-        if not methods or any(each is not None for each in drafts_already):
-            return self
-        draft = with_embedded_models(settings.override(method="+".join(methods))).draft_model
-        return self if draft is None else replace(self, draft_model=str(draft))
+        if any(each is not None for each in drafts_already):
+            return None
+        draft = with_embedded_models(settings.override(method=method)).draft_model
+        return None if draft is None else str(draft)
 
     def load(self, **settings: Any) -> LLM:
         """settings: arguments of LLM that are not among these options."""
