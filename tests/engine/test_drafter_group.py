@@ -70,7 +70,7 @@ def test_each_row_is_drafted_by_the_drafter_it_names() -> None:
     a, b = Fixed([1, 2, 3], sampled=True), Fixed([4, 5])
     c = Fixed([6, 7], sampled=True)
     scheduled = [item(0, "a", 2), item(1, "b", 2), item(2, "a", 1), item(3, "", 3), item(4, "c", 2), item(5, "a", 0)]
-    proposal, times, failures = DrafterGroup({"a": a, "b": b, "c": c}).propose(scheduled, VOCAB)
+    proposal, times, _, failures = DrafterGroup({"a": a, "b": b, "c": c}).propose(scheduled, VOCAB)
     assert not failures
     assert (a.asked, b.asked, c.asked) == ([0, 2], [1], [4])
     rows = [ids[:length] for ids, length in zip(proposal.ids.tolist(), proposal.lens.tolist(), strict=True)]
@@ -86,7 +86,7 @@ def test_each_row_is_drafted_by_the_drafter_it_names() -> None:
 
 def test_drafters_without_tokens_to_draft_are_not_called() -> None:
     a = Fixed([1])
-    proposal, times, _ = DrafterGroup({"a": a}).propose([item(0, "a", 0), item(1, "", 4)], VOCAB)
+    proposal, times, *_ = DrafterGroup({"a": a}).propose([item(0, "a", 0), item(1, "", 4)], VOCAB)
     assert a.asked == []
     assert times == {}
     assert proposal.lens.tolist() == [0, 0]
@@ -109,7 +109,7 @@ class Raises(Fixed):
 @pytest.mark.parametrize("bad", [Fixed([1, 2, 3], excess=1), Fixed([VOCAB]), Fixed([-1]), Raises([1])])
 def test_a_failing_drafter_has_no_draft_and_the_others_have_theirs(bad: Fixed) -> None:
     scheduled = [item(0, "bad", 1), item(1, "good", 2)]
-    proposal, times, failures = DrafterGroup({"bad": bad, "good": Fixed([4, 5])}).propose(scheduled, VOCAB)
+    proposal, times, _, failures = DrafterGroup({"bad": bad, "good": Fixed([4, 5])}).propose(scheduled, VOCAB)
     assert proposal.lens.tolist() == [0, 2]
     assert set(times) == {"bad", "good"}
     assert set(failures) == {"bad"}

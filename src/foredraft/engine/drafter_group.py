@@ -55,11 +55,13 @@ class RetainingDrafter(Drafter, Protocol):
 
 
 class Drafts(NamedTuple):
-    """The drafts of a step. proposal: row b for scheduled[b]. times: the seconds that each drafter took, by name. failures: the
-    exceptions of drafters that raised or broke their contract, by name; their rows have no draft."""
+    """The drafts of a step. proposal: row b for scheduled[b]. times: the seconds that each drafter took, by name. check_time: the seconds
+    that checks of the first proposals took besides. failures: the exceptions of drafters that raised or broke their contract, by name;
+    their rows have no draft."""
 
     proposal: Proposal
     times: dict[str, float]
+    check_time: float
     failures: dict[str, Exception]
 
 
@@ -112,11 +114,14 @@ class DrafterGroup:
         """Wait for the drafters, and check their proposals."""
         parts: list[tuple[Sequence[int], Proposal]] = []
         for question in drafting.questions:
-            parts += question.timed(partial(self._collect, question, vocab_size)) or ()
+            proposal = question.timed(partial(self._collect, question, vocab_size))
+            if proposal is not None and question.checked(partial(self._check_probs, question.name, proposal)):
+                parts.append((question.rows, proposal))
         times = {question.name: question.seconds for question in drafting.questions}
         failures = {question.name: question.error for question in drafting.questions if question.error is not None}
         proposal = Proposal.merged(parts, drafting.num_rows)
-        return Drafts(apply_constraints(proposal, drafting.forced_prefixes), times, failures)
+        check_time = sum(question.check_seconds for question in drafting.questions)
+        return Drafts(apply_constraints(proposal, drafting.forced_prefixes), times, check_time, failures)
 
     def forget(self, seq_ids: list[int], names: Sequence[str] | None = None) -> None:
         """Let drafters forget these sequences. names: the drafters; None: all."""
@@ -187,19 +192,20 @@ class DrafterGroup:
         question.requests = [self._request_for(inputs, forced_prefixes[b], cache) for b in question.rows]
         question.answer = begin(self._drafters[question.name], question.requests)
 
-    def _collect(self, question: _Question, vocab_size: int) -> list[tuple[Sequence[int], Proposal]]:
-        """The question's rows and the checked proposal for them; [] if the drafter failed when it began."""
+    def _collect(self, question: _Question, vocab_size: int) -> Proposal | None:
+        """The proposal for the question's rows; None if the drafter failed when it began."""
         if question.answer is None:
-            return []
-        name, drafter = question.name, self._drafters[question.name]
+            return None
         proposal = question.answer.resolve()
         if isinstance(proposal, Proposal):
             proposal = proposal.reread()
-        check_proposal(drafter, proposal, question.requests, vocab_size)
+        check_proposal(self._drafters[question.name], proposal, question.requests, vocab_size)
+        return proposal
+
+    def _check_probs(self, name: str, proposal: Proposal) -> None:
         if proposal.probs is not None and (self._num_sampled[name] < NUM_CHECKED or sys.flags.dev_mode):
             self._num_sampled[name] += 1
-            check_probs(drafter, proposal)
-        return [(question.rows, proposal)]
+            check_probs(self._drafters[name], proposal)
 
 
 class _Inputs(NamedTuple):
@@ -218,14 +224,14 @@ class _Inputs(NamedTuple):
 
 class _Question:
     """One call of a drafter in a step. name: of the drafter. rows: the indices in the batch of the sequences to draft for. seconds:
-    the time it has taken so far. error: the exception it raised."""
+    the time it has taken so far. check_seconds: that of checks which later steps do not need. error: the exception it raised."""
 
     def __init__(self, name: str, rows: Sequence[int]) -> None:
         self.name = name
         self.rows = rows
         self.requests: list[DraftRequest] = []
         self.answer: Pending[Proposal] | None = None
-        self.seconds = 0.0
+        self.seconds = self.check_seconds = 0.0
         self.error: Exception | None = None
 
     def timed(self, call: Callable[[], T]) -> T | None:
@@ -238,6 +244,16 @@ class _Question:
             return None
         finally:
             self.seconds += time.perf_counter() - started
+
+    def checked(self, check: Callable[[], None]) -> bool:
+        """Whether check() passes; its time is added to check_seconds, and its exception is kept."""
+        started = time.perf_counter()
+        try:
+            check()
+        except Exception as error:
+            self.error = error
+        self.check_seconds += time.perf_counter() - started
+        return self.error is None
 
 
 class Drafting(NamedTuple):

@@ -219,6 +219,7 @@ class Engine:
         launched = self._launch(scheduled, drafting.on_device)
         read_time = timer.lap()
         drafts = self._collect(drafting)
+        timer.leave_out(drafts.check_time)
         timer.lap()
         logits = self._score(scheduled, drafts.proposal, launched)
         if meanwhile is not None:

@@ -176,6 +176,10 @@ class StepTimer:
         before, self._last_lap = self._last_lap, time.perf_counter()
         return self._last_lap - before
 
+    def leave_out(self, seconds: float) -> None:
+        """Do not count this much of the time so far: work that later steps will not do, by which no policy should decide."""
+        self._began += seconds
+
     def total(self) -> float:
         """The time since the start."""
         return time.perf_counter() - self._began
