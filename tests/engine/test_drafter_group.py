@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from foredraft.engine import drafter_group
 from foredraft.engine.drafter_group import DrafterGroup
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
@@ -82,6 +84,20 @@ def test_each_row_is_drafted_by_the_drafter_it_names() -> None:
         for token, law in zip(ids, laws[:length], strict=True):
             assert (law == CERTAIN) == (token in (4, 5))
             assert law == CERTAIN or float(proposal.probs[law, token]) == 1.0
+
+
+def test_checks_of_probabilities_do_not_count_as_the_time_of_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def check(*_: object) -> None:
+        nonlocal now
+        now += 5.0
+
+    monkeypatch.setattr(drafter_group, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(drafter_group, "check_probs", check)
+    drafts = DrafterGroup({"a": Fixed([1, 2], sampled=True)}).propose([item(0, "a", 2)], VOCAB)
+    assert drafts.times == {"a": 0.0}
+    assert drafts.check_time == 5.0
 
 
 def test_drafters_without_tokens_to_draft_are_not_called() -> None:

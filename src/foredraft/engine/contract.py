@@ -95,7 +95,7 @@ def check_probs(drafter: object, proposal: Proposal) -> None:
         raise DrafterError(f"{name}: row {int(rows[bad[0]])} of probs sums to {total:.6g}, but must sum to 1")
     if bool((named < 0).any()):
         raise DrafterError(f"{name}: probs contains a negative number, but must contain probabilities")
-    # not TokenProbs.at, which sorts whole rows: the time of a draft, by which "auto" decides, includes these checks
+    # not TokenProbs.at, which sorts whole rows
     is_id = ids[:, None] == (torch.arange(named.shape[1]) if token_probs.ids is None else token_probs.ids.cpu()[rows])
     if not bool((is_id & (named > 0)).any(-1).all()):
         raise DrafterError(f"{name} proposed an id whose probability is 0 in the row of probs that it names")

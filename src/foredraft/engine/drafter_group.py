@@ -114,9 +114,9 @@ class DrafterGroup:
         """Wait for the drafters, and check their proposals."""
         parts: list[tuple[Sequence[int], Proposal]] = []
         for question in drafting.questions:
-            proposal = question.timed(partial(self._collect, question, vocab_size))
-            if proposal is not None and question.checked(partial(self._check_probs, question.name, proposal)):
-                parts.append((question.rows, proposal))
+            part = question.timed(partial(self._collect, question, vocab_size))
+            if part is not None and question.checked(partial(self._check_probs, question.name, part)):
+                parts.append((question.rows, part))
         times = {question.name: question.seconds for question in drafting.questions}
         failures = {question.name: question.error for question in drafting.questions if question.error is not None}
         proposal = Proposal.merged(parts, drafting.num_rows)
@@ -203,6 +203,7 @@ class DrafterGroup:
         return proposal
 
     def _check_probs(self, name: str, proposal: Proposal) -> None:
+        """The checks of a drafter's first proposals with probabilities."""
         if proposal.probs is not None and (self._num_sampled[name] < NUM_CHECKED or sys.flags.dev_mode):
             self._num_sampled[name] += 1
             check_probs(self._drafters[name], proposal)
@@ -236,24 +237,24 @@ class _Question:
 
     def timed(self, call: Callable[[], T]) -> T | None:
         """call(), whose time is added to seconds; None if it raises, and its exception is kept."""
-        started = time.perf_counter()
-        try:
-            return call()
-        except Exception as error:
-            self.error = error
-            return None
-        finally:
-            self.seconds += time.perf_counter() - started
+        result, seconds = self._guarded(call)
+        self.seconds += seconds
+        return result
 
     def checked(self, check: Callable[[], None]) -> bool:
         """Whether check() passes; its time is added to check_seconds, and its exception is kept."""
+        _, seconds = self._guarded(check)
+        self.check_seconds += seconds
+        return self.error is None
+
+    def _guarded(self, call: Callable[[], T]) -> tuple[T | None, float]:
+        """call(), or None if it raises, and the seconds that it took."""
         started = time.perf_counter()
         try:
-            check()
+            result = call()
         except Exception as error:
-            self.error = error
-        self.check_seconds += time.perf_counter() - started
-        return self.error is None
+            self.error, result = error, None
+        return result, time.perf_counter() - started
 
 
 class Drafting(NamedTuple):

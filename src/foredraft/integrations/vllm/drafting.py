@@ -21,7 +21,7 @@ class _Planned:
     """The drafts of a call, and what the next step is measured against. started: when that call began."""
 
     def __init__(self, started: float, scheduled: Sequence[ScheduledSequence], drafts: Drafts) -> None:
-        self.started = started
+        self.started = started + drafts.check_time  # the checks do not count as the step's time
         self.items = {item.sequence.seq_id: item for item in scheduled}
         self.ids = dict(zip(self.items, drafts.proposal.draft_ids, strict=True))
         self.proposal, self.times = drafts.proposal, drafts.times
