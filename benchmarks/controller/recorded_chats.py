@@ -3,6 +3,7 @@
     python -m benchmarks.controller.recorded_chats record HEAD FILE --model MODEL [--quantization int8] [--temperature 0.8 [--seeded]]
         [--questions 80] [--max-tokens 192]
     python -m benchmarks.controller.recorded_chats replay FILE [--passes MS ...] [--drafts MS ...] [--chats 20] [--seeds 8]
+        [--after FILE]
 
 `record` answers MT-bench's questions and notes what `suffix` and the head would have drafted at every position of every answer. With
 `--seeded`, drafts share the noise of the text. Without, above temperature 0, a drafted token is the text's token x with the probability
@@ -13,7 +14,8 @@ children the text's tokens would be (benchmarks/drafters/tree_gains.py), without
 is computed: from the times of passes of 1, 2, ... rows and of a head's drafts of 1, 2, ... tokens or levels. The first step of another
 kind than the one before takes longer, as on a real machine. With `drift` the machine's speed changes every few seconds. Rates are computed
 with undisturbed times, so they show what was chosen. Medians over seeds, relative to plain decoding; each seed has other chats in another
-order. Differences below 0.015 are noise.
+order. Differences below 0.015 are noise. With `--after`, each controller starts from the state that an earlier process stored, which
+wrote as many chats of that record, and none of this seed's.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -41,7 +44,7 @@ from foredraft.engine.proposal import Drafter, DraftRequest, Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step
 from foredraft.engine.token_tree import TreeShape
-from foredraft.policy import Controller, FixedPolicy, Hybrid, Policy
+from foredraft.policy import Controller, ControllerState, FixedPolicy, Hybrid, Policy
 from foredraft.train.head_acceptance import HeadOnTexts
 from tests.laws import sampler_for
 from tests.policy.simulator import no_time
@@ -262,32 +265,41 @@ class Replay:
 
 @dataclass(frozen=True)
 class System:
-    """make: its policy. max_draft: the number of draft tokens if that is fixed."""
+    """make: its policy, from the state of an earlier process. max_draft: the number of draft tokens if that is fixed."""
 
-    make: Callable[[], Policy]
+    make: Callable[[ControllerState | None], Policy]
     max_draft: int | None = None
 
     @classmethod
     def auto(cls, *names: str, trees: bool = False) -> System:
         hybrid = Hybrid(BOTH, LOOKUP, MODEL) if BOTH in names else None
         growing = [name for name in names if trees and name != LOOKUP]
-        return cls(lambda: Controller(names, max_draft=LONGEST, tree_drafters=growing, hybrid=hybrid, clock=no_time))
+        make = partial(Controller, names, max_draft=LONGEST, tree_drafters=growing, hybrid=hybrid, clock=no_time)
+        return cls(lambda state: make(state=state))
 
     @classmethod
     def fixed(cls, drafter: str, max_draft: int) -> System:
-        return cls(lambda: FixedPolicy(drafter), max_draft)
+        return cls(lambda _: FixedPolicy(drafter), max_draft)
 
     @classmethod
     def tree(cls, drafter: str, *paths: tuple[int, ...]) -> System:
-        return cls(lambda: FixedPolicy(drafter, TreeShape.of_paths(paths)), len(paths))
+        return cls(lambda _: FixedPolicy(drafter, TreeShape.of_paths(paths)), len(paths))
 
-    def rate(self, chats: Sequence[Chat], times: Times, seed: int, noise: tuple[float, float]) -> float:
-        """Tokens per undisturbed second."""
+    def rate(
+        self, chats: Sequence[Chat], times: Times, seed: int, noise: tuple[float, float], earlier: Sequence[Chat] = ()
+    ) -> float:
+        """Tokens per undisturbed second. earlier: the chats of an earlier process."""
+        before = self._write(earlier, times, Machine(-seed - 1, *noise), None) if earlier else None
         machine = Machine(seed, *noise)
-        replay = Replay(self.make(), times, machine)
+        self._write(chats, times, machine, before.state() if isinstance(before, Controller) else None)
+        return sum(len(chat.tokens) - chat.num_prompt for chat in chats) / machine.undisturbed
+
+    def _write(self, chats: Sequence[Chat], times: Times, machine: Machine, state: ControllerState | None) -> Policy:
+        policy = self.make(state)
+        replay = Replay(policy, times, machine)
         for chat in chats:
             replay.write(chat, self.max_draft)
-        return sum(len(chat.tokens) - chat.num_prompt for chat in chats) / machine.undisturbed
+        return policy
 
 
 PLAIN = System.fixed(LOOKUP, 0)
@@ -312,12 +324,20 @@ SYSTEMS = {
 }
 
 
-def replay(chats: Sequence[Chat], times: Times, num_chats: int, num_seeds: int) -> None:
-    """Print the table."""
-    orders = [Random(seed).sample(chats, min(num_chats, len(chats))) for seed in range(num_seeds)]
+def chats_in(file: Path) -> list[Chat]:
+    """Those of a record."""
+    return [Chat.of(fields) for fields in json.loads(file.read_text())]
+
+
+def replay(chats: Sequence[Chat], times: Times, num_chats: int, num_seeds: int, earlier: Sequence[Chat] | None) -> None:
+    """Print the table. earlier: of the same questions in the same order, for earlier processes; None: there were none."""
+    numbers = [Random(seed).sample(range(len(chats)), len(chats)) for seed in range(num_seeds)]
+    orders = [[chats[number] for number in each[:num_chats]] for each in numbers]
+    before = [[earlier[number] for number in each[num_chats:][:num_chats]] if earlier else [] for each in numbers]
 
     def rates(system: System, noise: tuple[float, float]) -> list[float]:
-        return [system.rate(order, times, seed, noise) for seed, order in enumerate(orders)]
+        runs = zip(orders, before, strict=True)
+        return [system.rate(order, times, seed, noise, others) for seed, (order, others) in enumerate(runs)]
 
     print(f"| system | {' | '.join(NOISE)} |\n|---|{'---|' * len(NOISE)}")
     plain = {name: rates(PLAIN, noise) for name, noise in NOISE.items()}
@@ -347,6 +367,7 @@ def main() -> None:
     replaying.add_argument("--drafts", type=float, nargs=LONGEST, default=DRAFTS, help="milliseconds, by tokens")
     replaying.add_argument("--chats", type=int, default=20)
     replaying.add_argument("--seeds", type=int, default=8)
+    replaying.add_argument("--after", type=Path, metavar="FILE")
     args = parser.parse_args()
     if args.command == "record":
         llm = LLM(
@@ -360,9 +381,9 @@ def main() -> None:
         chats = record(llm, prompts, args.temperature, args.max_tokens, is_seeded=args.seeded)
         args.file.write_text(json.dumps([asdict(chat) for chat in chats]))
         return
-    chats = [Chat.of(fields) for fields in json.loads(args.file.read_text())]
+    chats = chats_in(args.file)
     times = Times([one / 1000 for one in args.passes], [one / 1000 for one in args.drafts])
-    replay(chats, times, args.chats, args.seeds)
+    replay(chats, times, args.chats, args.seeds, chats_in(args.after) if args.after else None)
 
 
 if __name__ == "__main__":

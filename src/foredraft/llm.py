@@ -233,15 +233,15 @@ class LLM:
         """Make another engine with the settings of this one, for tests without side effects. Its keys and values take the memory
         that the drafters leave free, and are freed with it.
 
-        drafters: used instead of this LLM's. policy: None makes one like this LLM's, which starts from the costs measured so far
-        and saves none. target: None takes this LLM's.
+        drafters: used instead of this LLM's. policy: None makes one like this LLM's, which starts from what was measured so
+        far and saves nothing. target: None takes this LLM's.
 
         Raises ForedraftError while requests of this LLM are running, since both would use the same drafters.
         """
         if self.engine.has_work:
             raise ForedraftError("this LLM has running requests: finish or close them first")
         self.engine.drop_retained()
-        policy = policy or self._builder.policy(drafters, saves_costs=False)
+        policy = policy or self._builder.policy(drafters, saves_state=False)
         if policy not in self._trial_policies:
             self._trial_policies.append(policy)
         pool = MemoryPool(self.engine.pool.free)

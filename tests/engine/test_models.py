@@ -88,7 +88,7 @@ def test_all_models_are_warmed_up_for_the_same_steps(models: LoadedModels, monke
 
 
 def test_the_key_of_measured_costs_has_all_that_they_depend_on(models: LoadedModels) -> None:
-    paired, alone = models.cost_key(["draft_model"], ["draft_model"]), load().cost_key(["suffix"], ["suffix"])
+    paired, alone = models.state_key(["draft_model"], ["draft_model"]), load().cost_key(["suffix"], ["suffix"])
     assert paired.keys() == {"machine", "drafters", "target", "draft"}
     assert alone.keys() == {"machine", "drafters", "target"}
     assert paired["target"] == alone["target"]

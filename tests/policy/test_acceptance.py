@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foredraft.policy.acceptance import NEW, NUM_BUCKETS, STALE, AcceptanceEstimator, AcceptanceHistory
+from foredraft.policy.acceptance import (
+    FIRST_LEVEL,
+    NEW,
+    NUM_BUCKETS,
+    STALE,
+    STORED_DRAFTS,
+    AcceptanceEstimator,
+    AcceptanceHistory,
+)
 
 MAX_DRAFT = 6
 
@@ -211,3 +219,40 @@ def test_the_bucket_of_a_text() -> None:
         history.record(0, 1, now, estimator)
     assert history.bucket(31) < well
     assert history.bucket(1000) == STALE  # whatever the score was: nothing was drafted for a long time
+
+
+def test_the_counts_of_levels_are_restored_and_give_way_to_new_ones() -> None:
+    before, again = AcceptanceEstimator(MAX_DRAFT), AcceptanceEstimator(MAX_DRAFT)
+    for turn in range(400):
+        for bucket in range(NUM_BUCKETS):
+            before.record(bucket, 4, 3, (0, 0, 1, 2)[turn % 4])
+    again.restore(before.levels())
+    levels = range(FIRST_LEVEL, NUM_BUCKETS)
+    for bucket in levels:
+        assert again.rates(bucket)[:2] == pytest.approx(before.rates(bucket)[:2], abs=0.15)
+        assert again.forecast(bucket).num_rows[4] == pytest.approx(before.forecast(bucket).num_rows[4], rel=0.1)
+    for _ in range(STORED_DRAFTS):
+        for bucket in levels:
+            again.record(bucket, 4, 4, 4)
+    assert all(again.rates(bucket)[0] > 0.6 for bucket in levels)
+
+
+def test_of_new_texts_nothing_is_restored() -> None:
+    """The texts of the next process may be others: a drafter that was useless is tried again."""
+    before, again = AcceptanceEstimator(MAX_DRAFT), AcceptanceEstimator(MAX_DRAFT)
+    for _ in range(400):
+        before.record(NEW, 4, 4, 0)
+        before.record(FIRST_LEVEL, 4, 4, 0)
+    again.restore(before.levels())
+    fresh = AcceptanceEstimator(MAX_DRAFT)
+    for bucket in (NEW, STALE):
+        assert again.forecast(bucket) == fresh.forecast(bucket)
+    assert again.mean_rate == fresh.mean_rate
+
+
+def test_counts_of_another_number_of_positions_are_ignored() -> None:
+    before, again = AcceptanceEstimator(MAX_DRAFT + 1), AcceptanceEstimator(MAX_DRAFT)
+    for _ in range(400):
+        before.record(FIRST_LEVEL, 4, 4, 4)
+    again.restore(before.levels())
+    assert again.rates(FIRST_LEVEL) == AcceptanceEstimator(MAX_DRAFT).rates(FIRST_LEVEL)

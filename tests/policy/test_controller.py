@@ -17,7 +17,7 @@ from foredraft.engine.proposal import Proposal
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step
 from foredraft.engine.token_tree import ROOT, TreeShape
-from foredraft.policy import Controller, CostModel, FixedPolicy, Hybrid
+from foredraft.policy import Controller, ControllerState, FixedPolicy, Hybrid
 from foredraft.policy.acceptance import NEW, AcceptanceHistory
 from tests.laws import sampler_for
 from tests.policy.simulator import GREEDY, FakeDrafter, Round, Simulator, draft_share, no_time, text, tokens_per_second
@@ -358,9 +358,9 @@ def test_stored_costs_from_a_busy_machine_do_not_prevent_drafting() -> None:
     assert isinstance(busy.policy, Controller)
     assert mean_max_draft(busy.run(100), "a") < 1
     drafters = {"a": drafter(0.9, 0.004)}
-    kept = CostModel.from_dict(busy.policy.costs.as_dict())
+    kept = busy.policy.state()
     simulator = Simulator(
-        Controller(["a"], max_draft=LONGEST, costs=kept, clock=no_time), drafters, pass_seconds, seed=0
+        Controller(["a"], max_draft=LONGEST, state=kept, clock=no_time), drafters, pass_seconds, seed=0
     )
     simulator.add(text())
     simulator.run(60)
@@ -421,10 +421,68 @@ def test_with_the_costs_of_an_earlier_process_drafting_starts_at_once() -> None:
     first.run(FIRST_LEARNING)
     assert isinstance(first.policy, Controller)
     drafters = {"a": drafter(0.9)}
-    policy = Controller(["a"], max_draft=LONGEST, costs=first.policy.costs, clock=no_time)
+    policy = Controller(["a"], max_draft=LONGEST, state=first.policy.state(), clock=no_time)
     second = Simulator(policy, drafters, pass_seconds)
     second.add(text())
     assert draft_share(second.run(20)) > 0.5
+
+
+def started_from(state: ControllerState | None, drafters: dict[str, FakeDrafter], seed: int) -> float:
+    """Tokens per second in the first 300 steps of a process that starts from this state."""
+    policy = Controller(list(drafters), max_draft=LONGEST, state=state, clock=no_time)
+    simulator = Simulator(policy, drafters, pass_seconds, seed=seed)
+    simulator.add(text())
+    return tokens_per_second(simulator.run(300))
+
+
+@pytest.mark.parametrize(
+    ("rate", "least"), [(0.45, 1.01), (0.5, 1.02), (0.02, 0.99)], ids=["worth it", "more so", "useless"]
+)
+def test_a_later_process_knows_how_texts_continue_at_each_level(rate: float, least: float) -> None:
+    """A draft token takes 30 % of a step. A text with this rate is often rejected several times in a row, and the first process learns
+    only by probes that drafting goes on to be worth its time there."""
+    ratios = []
+    for seed in range(15):
+        first = simulate({"a": drafter(rate, 0.003)}, text(), seed=100 + seed)
+        first.run(1500)
+        assert isinstance(first.policy, Controller)
+        state = ControllerState.from_dict(first.policy.state().as_dict())
+        known, unknown = (started_from(each, {"a": drafter(rate, 0.003)}, seed) for each in (state, None))
+        ratios.append(known / unknown)
+    assert median(ratios) >= least
+
+
+@pytest.mark.parametrize(("before", "now"), [(0.0, 0.8), (0.8, 0.0)])
+def test_a_process_with_other_texts_than_the_one_before_learns_as_soon(before: float, now: float) -> None:
+    ratios = []
+    for seed in range(15):
+        first = simulate({"a": drafter(before, 0.001)}, text(), seed=100 + seed)
+        first.run(1500)
+        assert isinstance(first.policy, Controller)
+        known, unknown = (started_from(each, {"a": drafter(now, 0.001)}, seed) for each in (first.policy.state(), None))
+        ratios.append(known / unknown)
+    assert median(ratios) > 0.99
+
+
+class Store:
+    def __init__(self) -> None:
+        self.saved: list[ControllerState] = []
+
+    def save(self, state: ControllerState) -> None:
+        self.saved.append(state)
+
+
+def test_the_state_is_saved_after_256_measured_steps_and_whenever_they_have_doubled() -> None:
+    store = Store()
+    policy = Controller(["a"], max_draft=LONGEST, store=store, clock=no_time)
+    simulator = Simulator(policy, {"a": drafter(0.9)}, pass_seconds)
+    simulator.add(text())
+    saved = list[int]()
+    while policy.costs.num_samples < 1100:
+        simulator.run(1)
+        saved += [policy.costs.num_samples] if len(store.saved) > len(saved) else []
+    assert saved == [256, 512, 1024]
+    assert store.saved[-1].chains["a"] != store.saved[0].chains["a"]
 
 
 # Drafting does not bias the text

@@ -64,6 +64,23 @@ def test_stored_costs_are_scaled_to_the_current_speed(pace: float) -> None:
     assert again.reading_time("a", 50) == pytest.approx(STORED_DRAFT_FACTOR * pace * costs.reading_time("a", 50))
 
 
+def test_sampled_steps_show_the_speed_for_stored_costs_of_greedy_ones() -> None:
+    """So the costs of a process are stored, although an earlier one only wrote greedy texts."""
+    before = CostModel()
+    for _ in range(8):
+        before.record_step(1, 1, 0.010, sampled=False)
+        before.record_step(1, 5, 0.012, sampled=False)
+    again = CostModel(before.known())
+    for _ in range(8):
+        again.record_step(1, 1, 0.020, sampled=True)
+    assert again.step_time(1, 5, sampled=False) == pytest.approx(0.024)
+    later = CostModel(again.known())
+    for _ in range(8):
+        later.record_step(1, 1, 0.010, sampled=True)
+    assert later.step_time(1, 1, sampled=True) == pytest.approx(0.010)
+    assert later.step_time(1, 5, sampled=False) == pytest.approx(0.012)
+
+
 def test_measured_costs_replace_stored_ones() -> None:
     again = CostModel.from_dict(measured_costs().as_dict())
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Which steps are measured, and when costs are saved."""
+"""Which steps are measured."""
 
 from __future__ import annotations
 
@@ -25,18 +25,10 @@ def step_of(sequences: Sequence[TokenSequence], *, draft_time: float = 0.0, num_
     return Step(scheduled, scheduled, proposal, outcomes, draft_times, 0.01, 0.0, [1] * len(sequences), 0.02)
 
 
-class Store:
-    def __init__(self) -> None:
-        self.num_saved = 0
-
-    def save(self, costs: CostModel) -> None:
-        self.num_saved += 1
-
-
-def recorder_of(sequence: TokenSequence, store: Store | None = None) -> tuple[CostRecorder, CostModel]:
+def recorder_of(sequence: TokenSequence) -> tuple[CostRecorder, CostModel]:
     costs, states = CostModel(), SequenceStates(["a"])
     states.of(sequence).histories["a"].num_read = len(sequence.tokens) - 1
-    return CostRecorder(costs, states, store), costs
+    return CostRecorder(costs, states), costs
 
 
 def record(recorder: CostRecorder, step: Step, number: int) -> None:
@@ -67,11 +59,3 @@ def test_the_first_step_of_a_new_kind_is_not_recorded() -> None:
     assert costs.draft_time("a", 1, 1, sampled=False) == 0.004
     record(recorder, step_of([sequence], num_unread=4), 3)
     assert costs.num_samples == 2
-
-
-def test_costs_are_saved_now_and_then() -> None:
-    sequence, store = text(), Store()
-    recorder, _ = recorder_of(sequence, store)
-    for number in range(600):
-        record(recorder, step_of([sequence]), number)
-    assert store.num_saved == 2

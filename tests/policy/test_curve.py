@@ -102,3 +102,20 @@ def test_an_unmeasured_group_uses_the_nearest_measured_one() -> None:
 def test_a_single_point_uses_the_default_slope() -> None:
     curve = curve_of((1, 4, 1.0))
     assert curve.at(1, 8) == pytest.approx(1.2)
+
+
+def test_points_of_another_curve_have_their_shape_and_the_speed_of_what_was_measured() -> None:
+    """The other curve was measured while everything took three times as long."""
+    curve = Curve(slope=0.05)
+    curve.add_points([(1, 2, 6.0), (1, 4, 12.0), (1, 8, 24.0), (4, 4, 30.0)], factor=0.5)
+    assert curve.at(1, 4) == pytest.approx(6.0)
+    assert curve.num_samples(1, 4) > 0
+    for _ in range(3):
+        curve.add(1, 1, 1.0)  # between the points as well as at them
+        curve.add(1, 2, 2.0)
+    for x, expected in ((1, 1.0), (2, 2.0), (4, 4.0), (8, 8.0)):
+        assert curve.at(1, x) == pytest.approx(expected)
+    assert curve.at(4, 4) == pytest.approx(15.0), "of this group nothing was measured"
+    for _ in range(3):
+        curve.add(1, 4, 5.0)
+    assert curve.at(1, 4) == pytest.approx(5.0)

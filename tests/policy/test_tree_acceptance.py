@@ -134,3 +134,17 @@ def test_trees_that_are_drafted_smaller_cost_fewer_rows() -> None:
     for _ in range(400):
         trees.record(BUCKET, shape.fans([]), [], len(shape), 1)
     assert trees.forecasts(BUCKET)[2, 4].num_rows == pytest.approx(1.0, abs=0.1)
+
+
+def test_the_counts_of_levels_are_restored() -> None:
+    before, again = (TreeEstimator(AcceptanceEstimator(MAX_DRAFT)) for _ in range(2))
+    shape = TreeShape((-1, -1, 0))
+    for turn in range(400):
+        ranks = ((0, 0), (1,), (1,), ())[turn % 4]
+        before.record(BUCKET, shape.fans(ranks), ranks, len(shape), len(shape))
+    again.restore(before.levels())
+    for (max_depth, num_nodes), forecast in before.forecasts(BUCKET).items():
+        if num_nodes <= 3:
+            assert again.forecasts(BUCKET)[max_depth, num_nodes].num_tokens == pytest.approx(
+                forecast.num_tokens, rel=0.2
+            )

@@ -23,7 +23,7 @@ from foredraft.engine.scheduler import Limits
 from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError, shown
 from foredraft.model import LanguageModel
-from foredraft.policy import Controller, CostFile, FixedPolicy, Guard, Policy
+from foredraft.policy import Controller, FixedPolicy, Guard, Policy, StateFile
 from foredraft.remote import DraftServerAccess
 from foredraft.sampling import AUTO
 from foredraft.utils.arguments import check_numbers, check_thresholds
@@ -125,28 +125,28 @@ class EngineBuilder:
         merged: dict[str, Drafter] = {MERGED: MergedDrafter(growing)}
         return {**drafters, **merged} if settings.shape is None else {**merged, **drafters}
 
-    def policy(self, drafters: Mapping[str, Drafter], *, saves_costs: bool = True) -> Policy:
-        """A policy that chooses among these drafters, starting from the costs that earlier processes measured.
+    def policy(self, drafters: Mapping[str, Drafter], *, saves_state: bool = True) -> Policy:
+        """A policy that chooses among these drafters, starting from what earlier processes measured.
 
-        saves_costs: save the costs that this policy measures too.
+        saves_state: save what this policy measures too.
         """
         names = list(drafters)
         if names == [NO_DRAFT]:
             return FixedPolicy(NO_DRAFT)
-        settings, key = self.settings, self.models.cost_key(self.methods, names)
+        settings, key = self.settings, self.models.state_key(self.methods, names)
         if settings.draft_server is not None:
             key["draft server"] = settings.draft_server.address
         key |= {"adapt": True} if settings.adapt else {}
         growing = [name for name, drafter in drafters.items() if grows_trees(drafter)]
-        store = None if self.models.is_in_memory else CostFile.of(key)
+        store = None if self.models.is_in_memory else StateFile.of(key)
         return Controller(
             names,
             max_draft=settings.max_speculative_tokens,
             shape=settings.shape if names[0] in growing else None,
             tree_drafters=growing if settings.auto_trees else (),
             hybrid=hybrid_of(names),
-            costs=store.load() if store else None,
-            store=store if saves_costs else None,
+            state=store.load() if store else None,
+            store=store if saves_state else None,
         )
 
     def guarded(self, policy: Policy, drafters: Mapping[str, Drafter]) -> Policy:

@@ -212,8 +212,8 @@ class LoadedModels:
     def draft_for(self, method: Method) -> LanguageModel | None:
         return self.drafts.get(draft_of(method))
 
-    def cost_key(self, methods: Sequence[Method], drafters: Sequence[str]) -> dict[str, object]:
-        """The key of stored costs: everything that the cost of a step depends on, except the texts and the load."""
+    def state_key(self, methods: Sequence[Method], drafters: Sequence[str]) -> dict[str, object]:
+        """The key of the controller's stored state: everything that the cost of a step depends on, except the texts and the load."""
         models = {"target": (self.target, self.options), "draft": (self.draft_for(methods[0]), self.draft_options)}
         return {
             "machine": asdict(this_machine()),

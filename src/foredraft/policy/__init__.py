@@ -2,17 +2,18 @@
 
 from foredraft.policy.base import FAILED, MEMORY_SHORT, NO_DRAFTING, DraftBudget, FixedPolicy, Hybrid, Policy
 from foredraft.policy.controller import Controller
-from foredraft.policy.cost_file import CostFile
+from foredraft.policy.controller_state import ControllerState
 from foredraft.policy.cost_model import CostModel
 from foredraft.policy.guard import Guard
 from foredraft.policy.safe import SafePolicy
+from foredraft.policy.state_file import StateFile
 
 __all__ = [
     "FAILED",
     "MEMORY_SHORT",
     "NO_DRAFTING",
     "Controller",
-    "CostFile",
+    "ControllerState",
     "CostModel",
     "DraftBudget",
     "FixedPolicy",
@@ -20,4 +21,5 @@ __all__ = [
     "Hybrid",
     "Policy",
     "SafePolicy",
+    "StateFile",
 ]

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from foredraft.policy.decay import PRIOR_WEIGHT, Decay
+from foredraft.policy.decay import PRIOR_WEIGHT, Decay, Numbers
 
-NEW, STALE, _FIRST_LEVEL = 0, 1, 2
+NEW, STALE, FIRST_LEVEL = 0, 1, 2
 """The buckets of texts that were never drafted, or not for a long time. Those for levels of recent acceptance follow."""
 _LEVELS = (0.1, 0.35, 0.6, 0.85)
 _LEVEL_RATES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_LEVELS, 1.0)))
@@ -27,7 +27,9 @@ _LEVEL_PRIOR_WEIGHT = 5.0
 _OPTIMISM = 0.5
 """By how many standard errors a forecast exceeds what was counted, as in bandits (upper confidence bounds): a rate that is too low by
 chance is not corrected otherwise, since nothing is drafted then. If it were larger, a text that turns bad would be noticed later."""
-NUM_BUCKETS = _FIRST_LEVEL + len(_LEVELS) + 1
+STORED_DRAFTS = 16
+"""The weight of a level's counts from an earlier process: at most that of so many drafts."""
+NUM_BUCKETS = FIRST_LEVEL + len(_LEVELS) + 1
 
 _INITIAL_RATE = 0.85
 """The assumed acceptance rate of a drafter before anything was counted. It is optimistic: a drafter that is never tried is never
@@ -62,7 +64,7 @@ class AcceptanceHistory:
             return NEW
         if step - self.last_draft > _STALE_AFTER:
             return STALE
-        return _FIRST_LEVEL + bisect_right(_LEVELS, self.score)
+        return FIRST_LEVEL + bisect_right(_LEVELS, self.score)
 
     def record(self, num_accepted: int, num_evaluated: int, step: int, estimator: AcceptanceEstimator) -> None:
         """Count one draft. estimator: of its drafter, which has not counted it yet."""
@@ -155,6 +157,15 @@ class AcceptanceEstimator:
         for affected in (NEW, STALE, max(bucket - 1, STALE)):  # their priors have changed
             self._buckets[affected].forecast = None
 
+    def levels(self) -> list[Numbers]:
+        """The counts of each level, for a later process."""
+        return [counts.decay.numbers() for counts in self._buckets[FIRST_LEVEL:]]
+
+    def restore(self, levels: Sequence[Numbers]) -> None:
+        """Start from the levels() of an earlier process."""
+        for counts, numbers in zip(self._buckets[FIRST_LEVEL:], levels, strict=False):
+            counts.decay.restore(numbers, STORED_DRAFTS)
+
     @property
     def mean_rate(self) -> float:
         """The share of evaluated draft tokens that were accepted, over all texts."""
@@ -169,7 +180,7 @@ class AcceptanceEstimator:
     def rates(self, bucket: int) -> list[float]:
         """The rates by position. For the prior of a level's bucket see _level_prior; that of the other two buckets is the rate over all
         texts."""
-        if bucket >= _FIRST_LEVEL:
+        if bucket >= FIRST_LEVEL:
             return self._buckets[bucket].chained_rates(self._level_prior(bucket), _LEVEL_PRIOR_WEIGHT)
         return self._buckets[bucket].rates(self._all.chained_rates(_INITIAL_RATE))
 
@@ -179,7 +190,7 @@ class AcceptanceEstimator:
         A drafter that is right in half of all places is soon wrong several times in a row by chance. If that were taken at face value,
         nothing would be drafted at the lowest level, and nothing would ever be counted there.
         """
-        middle, above = _LEVEL_RATES[bucket - _FIRST_LEVEL], bucket + 1
+        middle, above = _LEVEL_RATES[bucket - FIRST_LEVEL], bucket + 1
         return (middle + self._buckets[above].first_rate(middle)) / 2 if above < NUM_BUCKETS else middle
 
     def _compute_forecast(self, counts: _Counts, rates: Sequence[float]) -> Forecast:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from typing import Protocol
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Outcome, ScheduledSequence, Step, num_counted
@@ -12,14 +13,23 @@ from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.acceptance import AcceptanceEstimator, AcceptanceHistory
 from foredraft.policy.base import DOES_NOT_PAY, NO_DRAFTING, Cooldowns, DraftBudget, Hybrid
 from foredraft.policy.budget_planner import BudgetPlanner
+from foredraft.policy.controller_state import ControllerState
 from foredraft.policy.cost_model import CostModel
-from foredraft.policy.cost_recorder import CostRecorder, CostStore, is_sampled
+from foredraft.policy.cost_recorder import CostRecorder, is_sampled
 from foredraft.policy.plan_schedule import PlanSchedule
 from foredraft.policy.probes import ProbeBudget
 from foredraft.policy.sequence_state import SequenceStates
 from foredraft.policy.tree_acceptance import TreeEstimator
 
 _PROBE_DEPTH = 2
+_FIRST_SAVE = 256
+"""After how many measured steps the state is stored first. Each next time comes after twice as many."""
+
+
+class StateStore(Protocol):
+    """Keeps the state for later processes."""
+
+    def save(self, state: ControllerState) -> None: ...
 
 
 class Controller:
@@ -29,7 +39,7 @@ class Controller:
     drafters: names; the first one serves requests with a number of draft tokens of their own. max_draft: the most draft tokens that
     it chooses for a step. shape: of the drafts of such requests. tree_drafters: the drafters that may draft trees where that is
     faster. hybrid: if one of the drafters is one.
-    costs: as measured by an earlier process. store: where to save them. clock: in seconds; it times planning.
+    state: of an earlier process. store: saves the state now and then. clock: in seconds; it times planning.
 
     Nothing that it reads depends on the draft tokens of the step it plans, so it cannot bias the text. Probes of drafters that do
     not seem to be worth their time take at most 1 % of the time (probes.py).
@@ -43,13 +53,17 @@ class Controller:
         shape: TreeShape | None = None,
         tree_drafters: Sequence[str] = (),
         hybrid: Hybrid | None = None,
-        costs: CostModel | None = None,
-        store: CostStore | None = None,
+        state: ControllerState | None = None,
+        store: StateStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.costs = costs or CostModel()
+        self.costs = CostModel(None if state is None else state.costs)
         self._acceptance = {name: AcceptanceEstimator(max_draft) for name in drafters}
         self._trees = {name: TreeEstimator(self._acceptance[name]) for name in tree_drafters}
+        if state is not None:
+            self._restore(state)
+        self._store = store
+        self._save_at = _FIRST_SAVE
         self._clock = clock
         self._cooldowns = Cooldowns()
         self.fallbacks = self._cooldowns.counts
@@ -65,7 +79,7 @@ class Controller:
             hybrid,
         )
         self._schedule = PlanSchedule()
-        self._recorder = CostRecorder(self.costs, self._states, store)
+        self._recorder = CostRecorder(self.costs, self._states)
         self._probes = ProbeBudget(drafters)
         self._probe_costs = dict.fromkeys(drafters, 0.0)
         self._probed: str | None = None
@@ -105,12 +119,19 @@ class Controller:
         if has_drafts or self._needs_plain_step or self._step % self._schedule.interval == 0:
             self._recorder.record(step, self._step)
             self._charge_probe(step)
+            self._save_sometimes()
         self._recorder.finish_step(step)
         if has_drafts:
             self._count_acceptance(step)
         for item in step.scoring:
             if item.sequence.is_finished:
                 self._states.remove(item.sequence)
+
+    def state(self) -> ControllerState:
+        """What a later process can start from."""
+        chains = {name: acceptance.levels() for name, acceptance in self._acceptance.items()}
+        trees = {name: acceptance.levels() for name, acceptance in self._trees.items()}
+        return ControllerState(self.costs.known(), chains, trees)
 
     def cool_down(self, drafters: Sequence[str], reason: str, num_steps: int) -> list[str]:
         new = self._cooldowns.start(drafters, reason, num_steps)
@@ -121,6 +142,17 @@ class Controller:
 
     def cooldowns(self) -> dict[str, str]:
         return self._cooldowns.reasons()
+
+    def _restore(self, state: ControllerState) -> None:
+        for name, acceptance in self._acceptance.items():
+            acceptance.restore(state.chains.get(name, []))
+        for name, trees in self._trees.items():
+            trees.restore(state.trees.get(name, []))
+
+    def _save_sometimes(self) -> None:
+        if self._store is not None and self.costs.num_samples >= self._save_at:
+            self._save_at *= 2
+            self._store.save(self.state())
 
     def _replan(self, running: Sequence[TokenSequence]) -> None:
         self._states.prune(running)

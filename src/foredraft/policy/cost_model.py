@@ -38,6 +38,20 @@ class StoredCosts:
     tree_factors: dict[bool, float]
 
     @classmethod
+    def empty(cls) -> StoredCosts:
+        return cls({sampled: [] for sampled in _KINDS}, {}, {}, {})
+
+    def plain_time(self, num_sequences: int, *, sampled: bool) -> float | None:
+        """The time of plain steps; of the other kind, which takes nearly as long, if this kind was never measured."""
+        for kind in (sampled, not sampled):
+            curve = _step_curve()
+            curve.add_points(self.steps[kind])
+            seconds = curve.at(num_sequences, num_sequences)
+            if seconds:
+                return seconds
+        return None
+
+    @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> StoredCosts:
         """Raises KeyError, TypeError or ValueError for anything that as_dict does not write."""
         kinds = {name: sampled for sampled, name in _KINDS.items()}
@@ -86,9 +100,12 @@ class CostModel:
 
     def as_dict(self) -> dict[str, Any]:
         """The measured seconds as JSON values; the stored costs as long as they are not replaced by newer ones."""
-        return (self._known() if self._stored is None else self._stored).as_dict()
+        return self.known().as_dict()
 
-    def _known(self) -> StoredCosts:
+    def known(self) -> StoredCosts:
+        """The measured costs; the stored ones as long as these are not in use."""
+        if self._stored is not None:
+            return self._stored
         return StoredCosts(
             {sampled: list(curve.points()) for sampled, curve in self.steps.items()},
             {kind: list(curve.points()) for kind, curve in self.drafts.items()},
@@ -187,23 +204,23 @@ class CostModel:
         """Scale the stored costs by the current time of plain steps and add them to the curves."""
         if self._stored is None:
             return
-        stored_curve = _step_curve()
-        stored_curve.add_points(self._stored.steps[sampled])
-        before = stored_curve.at(num_sequences, num_sequences)
+        before = self._stored.plain_time(num_sequences, sampled=sampled)
         now = self.steps[sampled].at(num_sequences, num_sequences)
-        if not before or not now:
-            return
-        for kind, points in self._stored.steps.items():
-            self.steps[kind].add_points(points, now / before)
-        for draft_kind, points in self._stored.drafts.items():
-            self._draft_curve(draft_kind).add_points(points, STORED_DRAFT_FACTOR * now / before)
-        for kind, factor in self._stored.tree_factors.items():
-            self._tree_ratios[kind].append(factor)
-            self._tree_factors.pop(kind, None)
-        for name, seconds in self._stored.reading.items():
-            samples = deque([STORED_DRAFT_FACTOR * seconds * now / before], maxlen=MAX_SAMPLES)
-            self._reading.setdefault(name, samples)
+        if before and now:
+            self._add_stored(self._stored, now / before)
         self._stored = None
+
+    def _add_stored(self, stored: StoredCosts, factor: float) -> None:
+        for kind, points in stored.steps.items():
+            self.steps[kind].add_points(points, factor)
+        for draft_kind, points in stored.drafts.items():
+            self._draft_curve(draft_kind).add_points(points, STORED_DRAFT_FACTOR * factor)
+        for kind, tree_factor in stored.tree_factors.items():
+            self._tree_ratios[kind].append(tree_factor)
+            self._tree_factors.pop(kind, None)
+        for name, seconds in stored.reading.items():
+            samples = deque([STORED_DRAFT_FACTOR * factor * seconds], maxlen=MAX_SAMPLES)
+            self._reading.setdefault(name, samples)
 
     def _draft_curve(self, kind: _DraftKind) -> Curve:
         if kind not in self.drafts:

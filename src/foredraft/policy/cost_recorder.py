@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Protocol
 
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step
@@ -11,23 +10,14 @@ from foredraft.policy.cost_model import CostModel
 from foredraft.policy.sequence_state import SequenceStates
 
 _MAX_PLAIN_AGE = 256
-_FIRST_SAVE = 256
-
-
-class CostStore(Protocol):
-    """Keeps costs for later processes."""
-
-    def save(self, costs: CostModel) -> None: ...
 
 
 class CostRecorder:
-    """costs: receives the times. store: saves them now and then; None: they are not saved."""
+    """costs: receives the times."""
 
-    def __init__(self, costs: CostModel, states: SequenceStates, store: CostStore | None) -> None:
+    def __init__(self, costs: CostModel, states: SequenceStates) -> None:
         self._costs = costs
         self._states = states
-        self._store = store
-        self._save_at = _FIRST_SAVE
         self._plain_measured_at: dict[tuple[int, bool], int] = {}
         self._last_drafters: Set[str] = frozenset()
 
@@ -67,9 +57,6 @@ class CostRecorder:
                 self._plain_measured_at[num_sequences, sampled] = number
         for name, seconds in step.draft_times.items():
             self._record_draft(name, seconds, step, is_usual=is_usual, sampled=sampled)
-        if self._store is not None and self._costs.num_samples >= self._save_at:
-            self._save_at *= 2
-            self._store.save(self._costs)
 
     def finish_step(self, step: Step) -> None:
         """Remember this step's drafters, to compare the next step with."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 MAX_SAMPLES = 32
@@ -44,6 +44,7 @@ class Curve:
         self._statistic = statistic
         self._far: deque[tuple[int, float]] = deque(maxlen=_MAX_FAR)
         self._samples: dict[int, dict[int, deque[float]]] = {}
+        self._stored: Curve | None = None
         self._lowest: dict[int, int] = {}  # the lowest x of each n
         self._lines: dict[int, tuple[list[int], list[float]]] = {}
         self._point_times: dict[tuple[int, int], float] = {}
@@ -65,16 +66,19 @@ class Curve:
         self._far.append((x, seconds))
 
     def add_points(self, points: Iterable[Point], factor: float = 1.0) -> None:
-        """Add the points() of another curve, with times multiplied by a factor, where this curve has no samples. Each point counts
-        like a few samples."""
+        """Use the points() of another curve, with times multiplied by a factor, where this curve has too few samples. Each point counts
+        like a few samples. Once something was measured in a group, its points are all rescaled to that: if the machine was busy when they
+        were measured, all of them are too slow."""
+        self._stored = self._stored or Curve(self._slope)
         for n, x, seconds in points:
-            if not self.num_samples(n, x):
-                for _ in range(MIN_SAMPLES):
-                    self.add(n, x, factor * seconds)
+            self._stored.add(n, x, factor * seconds)
+            self._lowest[n] = min(x, self._lowest.get(n, x))
+            self._lines.pop(n, None)
 
     def num_samples(self, n: int, x: int) -> int:
         """The number of samples that are kept, at most MAX_SAMPLES."""
-        return len(self._samples.get(n, {}).get(x, ()))
+        number = len(self._samples.get(n, {}).get(x, ()))
+        return max(number, MIN_SAMPLES) if self._stored is not None and self._stored.num_samples(n, x) else number
 
     def mean_at(self, n: int, x: int) -> float | None:
         """The mean of the samples at this point, including disturbed ones; None if there are none."""
@@ -84,7 +88,7 @@ class Curve:
     def at(self, n: int, x: float) -> float | None:
         """The time of x in a group of n; None if nothing was measured. If this n was not measured, or not down to x, the nearest n that
         was is used instead."""
-        if not self._samples:
+        if not self._lowest:
             return None
         lowest = self._lowest
         if n not in lowest or lowest[n] > x:
@@ -107,18 +111,33 @@ class Curve:
 
     def points(self) -> Iterator[Point]:
         """(n, x, seconds) of every known point."""
-        for n in self._samples:
+        for n in self._lowest:
             xs, seconds = self._line(n)
             yield from ((n, x, t) for x, t in zip(xs, seconds, strict=True))
 
     def _line(self, n: int) -> tuple[list[int], list[float]]:
         """The points of the line for n. A point needs a few samples to count, unless no point has that many."""
         if n not in self._lines:
-            samples = self._samples[n]
-            xs = sorted(x for x in samples if len(samples[x]) >= MIN_SAMPLES) or sorted(samples)
-            times = _non_decreasing([self._point_time(n, x) for x in xs], [len(samples[x]) for x in xs])
+            measured = self._measured(n)
+            known = self._rescaled(n, measured) | measured or self._measured(n, min_samples=1)
+            xs = sorted(known)
+            times = _non_decreasing([known[x][0] for x in xs], [known[x][1] for x in xs])
             self._lines[n] = xs, times
         return self._lines[n]
+
+    def _measured(self, n: int, min_samples: int = MIN_SAMPLES) -> dict[int, tuple[float, int]]:
+        """By x, the time and the number of samples."""
+        samples = self._samples.get(n, {})
+        return {x: (self._point_time(n, x), len(each)) for x, each in samples.items() if len(each) >= min_samples}
+
+    def _rescaled(self, n: int, measured: Mapping[int, tuple[float, int]]) -> dict[int, tuple[float, int]]:
+        """The stored points, multiplied by the typical ratio of the measured times to those of the stored curve."""
+        if self._stored is None:
+            return {}
+        pairs = [(seconds, self._stored.at(n, x)) for x, (seconds, _) in measured.items()]
+        ratios = [seconds / before for seconds, before in pairs if before]
+        ratio = median(ratios) if ratios else 1.0
+        return {x: (ratio * seconds, MIN_SAMPLES) for group, x, seconds in self._stored.points() if group == n}
 
     def _point_time(self, n: int, x: int) -> float:
         if (n, x) not in self._point_times:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
+
+Numbers: TypeAlias = list[list[float]]
+"""The counts of one Decay as numbers of recent events."""
 
 _DECAY = 0.5 ** (1 / 200)
 _MAX_WEIGHT = 1e9
@@ -19,6 +23,21 @@ class Decay:
     def __init__(self, *counts: list[float]) -> None:
         self._counts = counts
         self._weight = 1.0
+
+    def numbers(self) -> Numbers:
+        return [[self.number(count) for count in counts] for counts in self._counts]
+
+    def restore(self, numbers: Numbers, max_events: float) -> None:
+        """Set the counts to the numbers() of an earlier process, all scaled down so that the first list has at most
+        max_events. Lists of
+        other lengths are ignored."""
+        if [len(each) for each in numbers] != [len(counts) for counts in self._counts]:
+            return
+        largest = max(numbers[0], default=0.0)
+        factor = min(1.0, max_events / largest) if largest else 1.0
+        self._weight = 1.0
+        for counts, each in zip(self._counts, numbers, strict=True):
+            counts[:] = [factor * number for number in each]
 
     def next_weight(self) -> float:
         """The amount that the next event adds to a count."""

@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from foredraft.engine.token_tree import ROOT, TreeShape
-from foredraft.policy.acceptance import NUM_BUCKETS, AcceptanceEstimator, Forecast
-from foredraft.policy.decay import Decay
+from foredraft.policy.acceptance import FIRST_LEVEL, NUM_BUCKETS, STORED_DRAFTS, AcceptanceEstimator, Forecast
+from foredraft.policy.decay import Decay, Numbers
 
 _SIBLING_RATES = (0.35, 0.2, 0.2)
 """The assumed rates of the second and later children, given that those before them were rejected, before anything was counted: about
@@ -96,6 +96,15 @@ class TreeEstimator:
         the pending token and of each accepted token. num_wanted, num_drafted: numbers of nodes."""
         for counts in (self._all, self._buckets[bucket]):
             counts.record(fans, ranks, num_wanted, num_drafted)
+
+    def levels(self) -> list[Numbers]:
+        """The counts of each level, for a later process."""
+        return [counts.decay.numbers() for counts in self._buckets[FIRST_LEVEL:]]
+
+    def restore(self, levels: Sequence[Numbers]) -> None:
+        """Start from the levels() of an earlier process."""
+        for counts, numbers in zip(self._buckets[FIRST_LEVEL:], levels, strict=False):
+            counts.decay.restore(numbers, STORED_DRAFTS)
 
     def forecasts(self, bucket: int) -> TreeForecasts:
         counts, of_chains = self._buckets[bucket], self._chains.forecast(bucket)
