@@ -114,6 +114,23 @@ def test_the_model_of_a_hybrid_is_used_only_while_the_hybrid_cools_down() -> Non
     assert {budget.drafter for one in simulator.run(60) for budget in one.budgets.values()} == {"a"}
 
 
+def test_a_hybrid_is_probed_where_its_lookup_is_used_alone() -> None:
+    """While the lookup is used, nothing else would show that the model has become worth its time."""
+    found = []
+    for seed in range(9):
+        rate = Changing(0.02)
+        drafters = {"lookup": drafter(0.5, 0.0), "model": drafter(rate), "hybrid": drafter(rate)}
+        hybrid = Hybrid("hybrid", "lookup", "model")
+        controller = Controller([*drafters], max_draft=LONGEST, hybrid=hybrid, clock=no_time)
+        simulator = Simulator(controller, drafters, pass_seconds, seed=seed)
+        simulator.add(text())
+        before = simulator.run(1000)[-500:]
+        assert sum(map(drafts_with("lookup"), before)) > 0.9 * len(before)
+        rate.rate = 0.95
+        found.append(rounds_to(simulator.run(300), drafts_with("hybrid")))
+    assert median(found) < 100
+
+
 def test_a_weak_drafter_with_good_siblings_is_faster_with_trees() -> None:
     rates, budgets = [], []
     for tree_drafters in ((), ("a",)):

@@ -81,6 +81,15 @@ def test_sampled_steps_show_the_speed_for_stored_costs_of_greedy_ones() -> None:
     assert later.step_time(1, 5, sampled=False) == pytest.approx(0.012)
 
 
+def test_the_time_of_drafting_is_not_counted_as_reading_once_it_is_known() -> None:
+    costs = CostModel()
+    costs.record_draft("a", 1, 4, 100, 0.013, sampled=False)
+    assert costs.reading_time("a", 100) == pytest.approx(0.013), "an upper bound"
+    for _ in range(3):
+        costs.record_draft("a", 1, 4, 0, 0.003, sampled=False)
+    assert costs.reading_time("a", 100) == pytest.approx(0.010)
+
+
 def test_measured_costs_replace_stored_ones() -> None:
     again = CostModel.from_dict(measured_costs().as_dict())
     for _ in range(100):

@@ -84,6 +84,7 @@ class Controller:
         self._probe_costs = dict.fromkeys(drafters, 0.0)
         self._probed: str | None = None
         self._active: frozenset[str] = frozenset()
+        self._lookups = frozenset() if hybrid is None else frozenset({hybrid.lookup})
         self._needs_plain_step = False
         self._step = 0
         self._batch_size = 0
@@ -160,13 +161,13 @@ class Controller:
         sequences = [s for s in running if s.speculative_tokens is None and s in self._states]
         if sequences:
             self._plan(sequences, [s for s in running if s.speculative_tokens is not None])
-        has_drafts = any(self._states.of(s).budget.max_draft for s in sequences)
+        active = self._planned_drafters(sequences)
         if not self._needs_plain_step:
             if sequences:
-                self._count_fallbacks(sequences)
-            if not has_drafts:
-                self._start_probe(sequences)
-        at_once = self._needs_plain_step or self._probed is not None or (has_drafts and len(sequences) == 1)
+                self._count_fallbacks(active)
+            if active <= self._lookups:
+                self._start_probe(sequences, active)
+        at_once = self._needs_plain_step or self._probed is not None or (bool(active) and len(sequences) == 1)
         self._schedule.set_next(self._step, at_once=at_once)
 
     def _plan(self, sequences: Sequence[TokenSequence], fixed: Sequence[TokenSequence] = ()) -> None:
@@ -191,20 +192,23 @@ class Controller:
         budget = self._planner.budget_among_equals(sequence, self._batch_size, self._step, sampled=sampled)
         self._states.of(sequence).budget = budget
 
-    def _count_fallbacks(self, sequences: Sequence[TokenSequence]) -> None:
-        """Count a fallback of each drafter that the last plan used, if this plan uses none."""
+    def _planned_drafters(self, sequences: Sequence[TokenSequence]) -> frozenset[str]:
         budgets = (self._states.of(sequence).budget for sequence in sequences)
-        active = frozenset(budget.drafter for budget in budgets if budget.max_draft)
+        return frozenset(budget.drafter for budget in budgets if budget.max_draft)
+
+    def _count_fallbacks(self, active: frozenset[str]) -> None:
+        """Count a fallback of each drafter that the last plan used, if this plan uses none. active: those that it uses."""
         if not active:
             self.fallbacks.update((name, DOES_NOT_PAY) for name in self._active if name not in self._cooldowns)
         self._active = active
 
-    def _start_probe(self, sequences: Sequence[TokenSequence]) -> None:
-        """Probe a drafter, if its probe budget allows that, on the sequence with the fewest tokens that it has to read first."""
+    def _start_probe(self, sequences: Sequence[TokenSequence], active: frozenset[str]) -> None:
+        """Probe a drafter that is not active, if its probe budget allows that, on the sequence with the fewest tokens that it has to read
+        first."""
         names = [
             name
             for name in self._acceptance
-            if self._planner.may_use(name) and self._probes.allows(name, self._probe_costs[name])
+            if name not in active and self._planner.may_use(name) and self._probes.allows(name, self._probe_costs[name])
         ]
         candidates = [s for s in sequences if s.room > _PROBE_DEPTH] if names else []
         if not candidates:

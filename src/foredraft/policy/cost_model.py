@@ -28,6 +28,21 @@ class _DraftKind(NamedTuple):
     is_tree: bool
 
 
+class _FirstRead(NamedTuple):
+    """The first draft of a drafter, which read num_missed tokens too. curve: the times of such drafts."""
+
+    seconds: float
+    num_missed: int
+    curve: Curve
+    num_requests: int
+    depth: int
+
+    def seconds_per_token(self) -> float:
+        """Of reading. Until drafts are measured, it is as if they took no time."""
+        drafting = self.curve.at(self.num_requests, self.depth) or 0.0
+        return max(self.seconds - drafting, 0.0) / self.num_missed
+
+
 @dataclass(frozen=True, slots=True)
 class StoredCosts:
     """The content of CostModel.as_dict, as read from a file."""
@@ -95,7 +110,7 @@ class CostModel:
         self._tree_ratios = {sampled: deque[float](maxlen=MAX_SAMPLES) for sampled in (False, True)}
         self._tree_factors: dict[bool, float] = {}  # computed from the ratios on demand
         self._reading: dict[str, deque[float]] = {}
-        self._reading_bounds: dict[str, float] = {}
+        self._first_reads: dict[str, _FirstRead] = {}
         self.num_samples = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -159,8 +174,10 @@ class CostModel:
         if num_missed < MIN_MISSED:
             return
         expected = curve.at(num_requests, depth)
-        if expected is None:  # an upper bound, as if drafting had taken no time
-            self._reading_bounds[drafter] = min(seconds / num_missed, self._reading_bounds.get(drafter, math.inf))
+        if expected is None:
+            first = _FirstRead(seconds, num_missed, curve, num_requests, depth)
+            before = self._first_reads.setdefault(drafter, first)
+            self._first_reads[drafter] = min(first, before, key=lambda read: read.seconds / read.num_missed)
         else:
             samples = self._reading.setdefault(drafter, deque(maxlen=MAX_SAMPLES))
             samples.append(max(seconds - expected, 0.0) / num_missed)
@@ -191,8 +208,10 @@ class CostModel:
 
     def reading_time(self, drafter: str, num_tokens: int) -> float:
         """The time that a drafter takes to read tokens it has missed, for instance a prompt."""
-        samples = self._reading.get(drafter)
-        return (median(samples) if samples else self._reading_bounds.get(drafter, 0.0)) * num_tokens
+        samples, first = self._reading.get(drafter), self._first_reads.get(drafter)
+        if samples:
+            return median(samples) * num_tokens
+        return 0.0 if first is None else first.seconds_per_token() * num_tokens
 
     def knows_plain_time(self, num_sequences: int, *, sampled: bool) -> bool:
         """Whether plain steps of about this many sequences were measured."""
