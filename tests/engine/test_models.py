@@ -87,8 +87,8 @@ def test_all_models_are_warmed_up_for_the_same_steps(models: LoadedModels, monke
     assert demands[1:] == [WarmUpSizes(3, 5, vocab_size, drafts=True)] * len(models.drafts)
 
 
-def test_the_key_of_measured_costs_has_all_that_they_depend_on(models: LoadedModels) -> None:
-    paired, alone = models.state_key(["draft_model"], ["draft_model"]), load().cost_key(["suffix"], ["suffix"])
+def test_the_key_of_the_stored_state_has_all_that_it_depends_on(models: LoadedModels) -> None:
+    paired, alone = models.state_key(["draft_model"], ["draft_model"]), load().state_key(["suffix"], ["suffix"])
     assert paired.keys() == {"machine", "drafters", "target", "draft"}
     assert alone.keys() == {"machine", "drafters", "target"}
     assert paired["target"] == alone["target"]

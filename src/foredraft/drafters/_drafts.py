@@ -132,8 +132,10 @@ def take_generated(
 
 
 def is_written(draft: Draft) -> bool:
-    """Whether a model can write the whole draft in one call: nothing but a constraint changes its logits."""
-    return not draft.request.sampler.has_logits_processors
+    """Whether a model can write the whole draft in one call: its logits would be changed by no more than a constraint, or bans of a few
+    tokens (min_tokens, bad words, a checkpoint's rules). The target rejects a banned token; that is rarer than a pass per token is
+    slow."""
+    return not draft.request.sampler.reweights
 
 
 def as_proposal(drafts: Sequence[Draft], token_probs: list[TokenProbs]) -> Proposal:
