@@ -132,9 +132,9 @@ def take_generated(
 
 
 def is_written(draft: Draft) -> bool:
-    """Whether a model can write the whole draft in one call: its logits would be changed by no more than a constraint, or bans of a few
-    tokens (min_tokens, bad words, a checkpoint's rules). The target rejects a banned token; that is rarer than a pass per token is
-    slow."""
+    """Whether a model can write the whole draft in one call: nothing changes its logits but a constraint, or bans of a few tokens
+    (min_tokens, bad words, a checkpoint's rules). A draft may have a banned token, which the target rejects. That costs less than a
+    pass for each token."""
     return not draft.request.sampler.reweights
 
 

@@ -76,7 +76,7 @@ class Curve:
             self._lines.pop(n, None)
 
     def num_samples(self, n: int, x: int) -> int:
-        """The number of samples that are kept, at most MAX_SAMPLES."""
+        """The number of samples that are kept, at most MAX_SAMPLES. A point of another curve counts as MIN_SAMPLES."""
         number = len(self._samples.get(n, {}).get(x, ()))
         return max(number, MIN_SAMPLES) if self._stored is not None and self._stored.num_samples(n, x) else number
 
