@@ -15,7 +15,7 @@ from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.engine.sources import TokenSource
 from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
-from foredraft.sampling import Row, Sampler, SamplingParams, adjusted, choose, token_probs_of
+from foredraft.sampling import Row, adjusted, choose, token_probs_of
 from foredraft.testing.requests import request_for
 from tests.model.zoo import ENCODER_DECODERS, random_model
 
@@ -65,28 +65,6 @@ def test_greedy_and_seeded_drafts_are_certain_and_the_models_own_text(
     assert proposal.draft_ids == [expected_draft(draft, request) for request in requests]
     assert {row for rows in proposal.draft_prob_rows for row in rows} == {CERTAIN}
     assert proposal.probs is None
-
-
-@pytest.mark.parametrize(
-    "params", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.9}], ids=str
-)
-def test_bans_of_a_few_tokens_are_left_to_the_target(params: dict[str, Any], draft: LanguageModel) -> None:
-    """They do not cost a pass per token, and a sampled token still names the distribution it was drawn from."""
-    if not draft.traits.row_exact:
-        pytest.skip("this machine's kernels do not give exact rows")
-    free = request_for(0, PROMPTS[0], 3, **params)
-    banned = drafts_of(drafter_of(draft), [free]).draft_ids[0][0]
-    found = []
-    for bans in ({}, {"end_ids": [banned]}, {"bad_words": [(banned,)]}):
-        resolved = SamplingParams(max_tokens=9, min_tokens=9, **params).resolve({})
-        sampler = Sampler(resolved, PROMPTS[0], torch.Generator().manual_seed(5), **bans)
-        assert sampler.has_logits_processors == bool(bans)
-        found.append(drafts_of(drafter_of(draft), [replace(free, sampler=sampler)]))
-    for each in found[1:]:
-        assert each.draft_ids == found[0].draft_ids
-        if each.probs is not None:
-            assert found[0].probs is not None
-            assert torch.equal(each.probs, found[0].probs)
 
 
 SHAPES = (

@@ -132,10 +132,8 @@ def take_generated(
 
 
 def is_written(draft: Draft) -> bool:
-    """Whether a model can write the whole draft in one call: nothing changes its logits but a constraint, or bans of a few tokens
-    (min_tokens, bad words, a checkpoint's rules). A draft may have a banned token, which the target rejects. That costs less than a
-    pass for each token."""
-    return not draft.request.sampler.reweights
+    """Whether a model can write the whole draft in one call: nothing but a constraint changes its logits."""
+    return not draft.request.sampler.has_logits_processors
 
 
 def as_proposal(drafts: Sequence[Draft], token_probs: list[TokenProbs]) -> Proposal:

@@ -30,7 +30,7 @@ class Sampler:
     """The parameters, token counts and noise that choose one text's tokens.
 
     spec: the part of it that is plain data. has_logits_processors: whether logits are changed by more than a constraint, which only
-    masks some. reweights: whether they are changed by more than bans of a few tokens. params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty). prompt: prompt ids.
+    masks some. params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty). prompt: prompt ids.
     end_ids: ids masked until min_tokens were generated. bad_words: their token sequences.
     rules: those of the checkpoint. child: the index of this text among the n of its request. generator: for the noise of unseeded
     draws. constraint: how the text may continue; None: in any way.
@@ -64,11 +64,16 @@ class Sampler:
         self._bias = _bias_tensors(params)
         self._allowed = _allowed_tensor(params)
         self._counts = TokenCounts(prompt) if _has_penalties(params) else None
-        self.reweights = bool(
-            self._counts is not None or self._bias or params.logits_processors or params.allowed_token_ids is not None
+        self.has_logits_processors = bool(
+            self._counts is not None
+            or self._bias
+            or self.bad_words
+            or rules.not_first
+            or rules.last_ids
+            or params.logits_processors
+            or (params.min_tokens and self.end_ids)
+            or params.allowed_token_ids is not None
         )
-        bans = self.bad_words or rules.not_first or rules.last_ids or (params.min_tokens and self.end_ids)
-        self.has_logits_processors = self.reweights or bool(bans)
 
     def fresh(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Sampler:
         """A new sampler for the same request, with no state from its text. params: replace its own."""
