@@ -122,7 +122,7 @@ def _methods_and_kinds() -> Iterator[Any]:
             yield pytest.param(method, kind, marks=[] if j == i % 2 else pytest.mark.slow, id=f"{method}-{kind}")
 
 
-@pytest.mark.parametrize(("method", "kind"), _methods_and_kinds())
+@pytest.mark.parametrize(("method", "kind"), [*_methods_and_kinds()])
 def test_trees_of_every_method_are_invisible(method: str, kind: dict[str, Any]) -> None:
     """Alone, and in a batch with requests for chains and for fewer draft tokens."""
     settings: dict[str, Any] = fitted_settings(method) if method in {"eagle", "medusa", "mtp"} else {}
