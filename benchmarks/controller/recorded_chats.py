@@ -289,9 +289,12 @@ class System:
         self, chats: Sequence[Chat], times: Times, seed: int, noise: tuple[float, float], earlier: Sequence[Chat] = ()
     ) -> float:
         """Tokens per undisturbed second. earlier: the chats of an earlier process."""
-        before = self._write(earlier, times, Machine(-seed - 1, *noise), None) if earlier else None
+        state = None
+        if earlier and self.max_draft is None:  # a fixed number learns nothing
+            before = self._write(earlier, times, Machine(-seed - 1, *noise), None)
+            state = before.state() if isinstance(before, Controller) else None
         machine = Machine(seed, *noise)
-        self._write(chats, times, machine, before.state() if isinstance(before, Controller) else None)
+        self._write(chats, times, machine, state)
         return sum(len(chat.tokens) - chat.num_prompt for chat in chats) / machine.undisturbed
 
     def _write(self, chats: Sequence[Chat], times: Times, machine: Machine, state: ControllerState | None) -> Policy:

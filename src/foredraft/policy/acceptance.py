@@ -139,13 +139,30 @@ class _Counts:
         return shares
 
 
-class AcceptanceEstimator:
+class LevelEstimator:
+    """An estimator whose counts at each level can be kept for a later process. decays: of the counts of each bucket."""
+
+    def __init__(self, decays: Sequence[Decay]) -> None:
+        self._level_decays = decays[FIRST_LEVEL:]
+
+    def levels(self) -> list[Numbers]:
+        """The counts of each level, for a later process."""
+        return [decay.numbers() for decay in self._level_decays]
+
+    def restore(self, levels: Sequence[Numbers]) -> None:
+        """Start from the levels() of an earlier process."""
+        for decay, numbers in zip(self._level_decays, levels, strict=False):
+            decay.restore(numbers, STORED_DRAFTS)
+
+
+class AcceptanceEstimator(LevelEstimator):
     """One drafter's acceptance rates by bucket. max_draft: the longest draft."""
 
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
         self._all = _Counts.zeros(max_draft)
         self._buckets = [_Counts.zeros(max_draft) for _ in range(NUM_BUCKETS)]
+        super().__init__([counts.decay for counts in self._buckets])
 
     def record(self, bucket: int, max_draft: int, num_drafted: int, num_accepted: int) -> None:
         """Count one draft of a text in this bucket. Tokens beyond self.max_draft are not counted."""
@@ -156,15 +173,6 @@ class AcceptanceEstimator:
         self._buckets[bucket].record(requested, drafted, accepted)
         for affected in (NEW, STALE, max(bucket - 1, STALE)):  # their priors have changed
             self._buckets[affected].forecast = None
-
-    def levels(self) -> list[Numbers]:
-        """The counts of each level, for a later process."""
-        return [counts.decay.numbers() for counts in self._buckets[FIRST_LEVEL:]]
-
-    def restore(self, levels: Sequence[Numbers]) -> None:
-        """Start from the levels() of an earlier process."""
-        for counts, numbers in zip(self._buckets[FIRST_LEVEL:], levels, strict=False):
-            counts.decay.restore(numbers, STORED_DRAFTS)
 
     @property
     def mean_rate(self) -> float:

@@ -176,7 +176,7 @@ class CostModel:
         expected = curve.at(num_requests, depth)
         if expected is None:
             first = _FirstRead(seconds, num_missed, curve, num_requests, depth)
-            before = self._first_reads.setdefault(drafter, first)
+            before = self._first_reads.get(drafter, first)
             self._first_reads[drafter] = min(first, before, key=lambda read: read.seconds / read.num_missed)
         else:
             samples = self._reading.setdefault(drafter, deque(maxlen=MAX_SAMPLES))

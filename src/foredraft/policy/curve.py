@@ -132,12 +132,12 @@ class Curve:
 
     def _rescaled(self, n: int, measured: Mapping[int, tuple[float, int]]) -> dict[int, tuple[float, int]]:
         """The stored points, multiplied by the typical ratio of the measured times to those of the stored curve."""
-        if self._stored is None:
+        if self._stored is None or n not in self._stored._lowest:
             return {}
         pairs = [(seconds, self._stored.at(n, x)) for x, (seconds, _) in measured.items()]
         ratios = [seconds / before for seconds, before in pairs if before]
         ratio = median(ratios) if ratios else 1.0
-        return {x: (ratio * seconds, MIN_SAMPLES) for group, x, seconds in self._stored.points() if group == n}
+        return {x: (ratio * seconds, MIN_SAMPLES) for x, seconds in zip(*self._stored._line(n), strict=True)}
 
     def _point_time(self, n: int, x: int) -> float:
         if (n, x) not in self._point_times:

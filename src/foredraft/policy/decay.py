@@ -28,9 +28,8 @@ class Decay:
         return [[self.number(count) for count in counts] for counts in self._counts]
 
     def restore(self, numbers: Numbers, max_events: float) -> None:
-        """Set the counts to the numbers() of an earlier process, all scaled down so that the first list has at most
-        max_events. Lists of
-        other lengths are ignored."""
+        """Set the counts to the numbers() of an earlier process, all scaled down so that the first list has at most max_events. Lists
+        of other lengths are ignored."""
         if [len(each) for each in numbers] != [len(counts) for counts in self._counts]:
             return
         largest = max(numbers[0], default=0.0)

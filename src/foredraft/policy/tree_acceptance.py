@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from foredraft.engine.token_tree import ROOT, TreeShape
-from foredraft.policy.acceptance import FIRST_LEVEL, NUM_BUCKETS, STORED_DRAFTS, AcceptanceEstimator, Forecast
-from foredraft.policy.decay import Decay, Numbers
+from foredraft.policy.acceptance import NUM_BUCKETS, AcceptanceEstimator, Forecast, LevelEstimator
+from foredraft.policy.decay import Decay
 
 _SIBLING_RATES = (0.35, 0.2, 0.2)
 """The assumed rates of the second and later children, given that those before them were rejected, before anything was counted: about
@@ -82,7 +82,7 @@ class _Counts:
         return min(self.decay.share(drafted, wanted, prior), 1.0)
 
 
-class TreeEstimator:
+class TreeEstimator(LevelEstimator):
     """The acceptance of one drafter's trees, by bucket as in AcceptanceEstimator. chains: of the same drafter, whose rates are the
     priors for first children."""
 
@@ -90,21 +90,13 @@ class TreeEstimator:
         self._chains = chains
         self._all = _Counts.zeros(chains.max_draft)
         self._buckets = [_Counts.zeros(chains.max_draft) for _ in range(NUM_BUCKETS)]
+        super().__init__([counts.decay for counts in self._buckets])
 
     def record(self, bucket: int, fans: Sequence[int], ranks: Sequence[int], num_wanted: int, num_drafted: int) -> None:
         """Count one draft of a text in this bucket. ranks: of the accepted tokens among their siblings. fans: the numbers of children of
         the pending token and of each accepted token. num_wanted, num_drafted: numbers of nodes."""
         for counts in (self._all, self._buckets[bucket]):
             counts.record(fans, ranks, num_wanted, num_drafted)
-
-    def levels(self) -> list[Numbers]:
-        """The counts of each level, for a later process."""
-        return [counts.decay.numbers() for counts in self._buckets[FIRST_LEVEL:]]
-
-    def restore(self, levels: Sequence[Numbers]) -> None:
-        """Start from the levels() of an earlier process."""
-        for counts, numbers in zip(self._buckets[FIRST_LEVEL:], levels, strict=False):
-            counts.decay.restore(numbers, STORED_DRAFTS)
 
     def forecasts(self, bucket: int) -> TreeForecasts:
         counts, of_chains = self._buckets[bucket], self._chains.forecast(bucket)
