@@ -86,7 +86,7 @@ def test_products_of_any_shape_are_right(
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group", [16, 32, 64, 4096])
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 512, 4096])
 def test_the_largest_codes_do_not_saturate(kernels: Kernels, bits: int, group: int) -> None:
     """Of one sign, and of signs that alternate by single inputs and by pairs, which some instructions add up in 16 bits."""
     most = 1 << (bits - 1)

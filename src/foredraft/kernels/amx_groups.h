@@ -16,16 +16,7 @@ namespace {
 constexpr int64_t LEAST_GROUPED_ROWS = 40;   // for fewer the AVX-512 loops are as fast
 constexpr int64_t LEAST_DEPTH = 32;          // inputs of a tile
 
-// The integer with the bits of the float 1.5 * 2^23. A tile of sums starts with it, so that its bits are those of the float
-// 1.5 * 2^23 + sum, and no conversion is needed. This holds for sums below MOST_SUM.
-constexpr int32_t START = 0x4b400000;
-constexpr float START_AS_FLOAT = 12582912.0f;
-constexpr int64_t MOST_SUM = 1 << 22;
-
-bool groups_fit_tiles(const Matrix& m) {
-    constexpr int64_t MOST_PRODUCT = 127 * 128;
-    return m.group % LEAST_DEPTH == 0 && m.group * MOST_PRODUCT < MOST_SUM;
-}
+bool groups_fit_tiles(const Matrix& m) { return m.group % LEAST_DEPTH == 0 && has_small_sums(m.group); }
 
 // The inputs of a tile, all of one group.
 int64_t depth_of(const Matrix& m) { return m.group % TILE_BYTES == 0 ? TILE_BYTES : LEAST_DEPTH; }
@@ -167,7 +158,7 @@ class GroupedWeights {
         for (int r = 0; r < TILE_ROWS; r++) totals[r] = setzero_ps();
         const auto add = [&](const int32_t(*sums)[16]) __attribute__((always_inline)) {
             const F32x16 scale = load_sixteen_scales(scales, SCALE_BYTES), start = set1_ps(START_AS_FLOAT);
-            const F32x16 scaled_start = mul_ps(scale, start);   // exact for a float16 scale, whose significand has 11 bits
+            const F32x16 scaled_start = scaled_start_of(scale);
 #pragma GCC unroll 16
             for (int r = 0; r < TILE_ROWS; r++) {
                 const F32x16 sum = load_ps((const float*)sums[r]);

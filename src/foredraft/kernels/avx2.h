@@ -418,6 +418,7 @@ NOINLINE void tile_bf16(int64_t k, int outputs, const char* weights, const char*
 
 using GroupWhole4 = int8_t;             // a row's number for weights of four bits
 using GroupWhole8 = int16_t;            // for weights of eight bits
+constexpr int GROUPED_ROWS = 6;         // the most rows of a tile
 constexpr int EIGHT_BIT_ZERO = 0;       // the code of 0 among packed codes of eight bits, and among levels
 
 // Sums of up to eight pairs of products of codes 0 .. 15 fit 16 bits.

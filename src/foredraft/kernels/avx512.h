@@ -209,10 +209,12 @@ void tile_bf16(int64_t k, int, const char* weights, const char* in, int64_t stri
 }
 
 // Products with weights that have a scale for each group of inputs: unsigned weights by signed rows. A vector is sixteen outputs, with
-// four adjacent inputs of each; a line is 32 outputs. Sums, of a group and of all groups, take 24 of the 32 registers.
+// four adjacent inputs of each; a line is 32 outputs. The sums of a group take at most 24 of the 32 registers. Those of all groups are in
+// registers too for up to six rows, and in memory for more.
 
 using GroupWhole4 = int8_t;             // a row's number for weights of four bits
 using GroupWhole8 = int8_t;             // for weights of eight bits
+constexpr int GROUPED_ROWS = 12;        // the most rows of a tile
 constexpr int BESIDE = 32;              // outputs that are stored together: all their inputs come before those of the next outputs
 constexpr int EIGHT_BIT_ZERO = 128;     // the code of 0 among packed codes of eight bits, and among levels
 
@@ -228,28 +230,45 @@ F32x16 load_sixteen_scales(const char* from, int64_t scale_bytes) {
     return scale_bytes == 2 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)) : loadu_ps((const float*)from);
 }
 
+// The integer with the bits of the float 1.5 * 2^23. Small sums start with it, so that their bits are those of the float 1.5 * 2^23 + sum,
+// and no conversion is needed.
+constexpr int32_t START = 0x4b400000;
+constexpr float START_AS_FLOAT = 12582912.0f;
+
+// Whether the sums of so many inputs are below 2^22.
+bool has_small_sums(int64_t num_inputs) {
+    constexpr int64_t MOST_PRODUCT = 127 * 128;
+    return num_inputs * MOST_PRODUCT < 1 << 22;
+}
+
+// Exact for a float16 scale, whose significand has 11 bits. Then one operation gives scale * sum: scale * (START_AS_FLOAT + sum) minus this.
+F32x16 scaled_start_of(F32x16 scale) { return mul_ps(scale, set1_ps(START_AS_FLOAT)); }
+
+bool starts_as_float(const Groups& g) { return g.scale_bytes == 2 && has_small_sums(g.steps * 2 * INT8_UNIT); }
+
 // The integers that the sums of sixteen groups start from: the corrections for the zero code.
-I512 start_of_sums(const Groups&, I512 correction) { return correction; }
+I512 start_of_sums(const Groups& g, I512 correction) { return starts_as_float(g) ? add_epi32(correction, set1_epi32(START)) : correction; }
 
 // in: R rows of int8. out: the sums of all groups, each times its scales, plus the offsets times the sums of the rows.
 template <int R, int KIND>
 void tile_groups(const Groups& g, int, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP]) {
     const int64_t head = BESIDE * g.scale_bytes, heads = head * (g.has_offsets ? 2 : 1), stream = g.count * (heads + 4 * BESIDE * g.steps);
     constexpr bool is_sparse = SPARSE && KIND == INT8_GROUPS && R == 1;  // measured: a gain of a fifth for this case alone
+    const bool are_floats = starts_as_float(g);
     const I512 low_bits = _mm512_set1_epi8(15);
     const __m128i levels = KIND == LEVEL_GROUPS ? _mm_xor_si128(_mm_loadu_si128((const __m128i*)g.levels), _mm_set1_epi8((char)EIGHT_BIT_ZERO)) : _mm_setzero_si128();
     const I512 table = _mm512_broadcast_i32x4(levels);
     for (int first = 0; first < GROUP; first += BESIDE, weights += stream) {
         const char *at = weights, *x = in, *constants = in + g.constants_at;
         F32x16 totals[R][2];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < R; r++) totals[r][0] = totals[r][1] = setzero_ps();
         for (int64_t group = 0; group < g.count; group++, constants += 4) {
             const char* scales = at;
             has_read_lines(ahead, heads / 64, false);
             at += heads;
             I512 sums[R][2];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
             for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = spread_four(constants + r * stride);
             for (int64_t step = 0; step < g.steps; step++, at += 4 * BESIDE, x += KIND == INT8_GROUPS ? 4 : 8) {
                 has_read_lines(ahead, 2, is_sparse);
@@ -265,7 +284,7 @@ void tile_groups(const Groups& g, int, const char* weights, const char* in, int6
                         }
                     }
                 }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
                 for (int r = 0; r < R; r++) {
                     const I512 a = spread_four(x + r * stride);
                     sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], low[0], a);
@@ -279,20 +298,20 @@ void tile_groups(const Groups& g, int, const char* weights, const char* in, int6
 #pragma GCC unroll 2
             for (int v = 0; v < 2; v++) {
                 const char* at_scales = scales + 16 * v * g.scale_bytes;
-                const F32x16 scale = load_sixteen_scales(at_scales, g.scale_bytes);
-#pragma GCC unroll 8
+                const F32x16 scale = load_sixteen_scales(at_scales, g.scale_bytes), scaled_start = scaled_start_of(scale);
+#pragma GCC unroll 12
                 for (int r = 0; r < R; r++) {
-                    const F32x16 scaled = mul_ps(cvtepi32_ps(sums[r][v]), scale);
+                    const F32x16 scaled = are_floats ? fmsub_ps(as_ps(sums[r][v]), scale, scaled_start) : mul_ps(cvtepi32_ps(sums[r][v]), scale);
                     totals[r][v] = fmadd_ps(scaled, spread_float(constants + r * stride + 4 * g.count), totals[r][v]);
                 }
                 if (!g.has_offsets) continue;
                 const F32x16 offset = load_sixteen_scales(at_scales + head, g.scale_bytes);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
                 for (int r = 0; r < R; r++)
                     totals[r][v] = fmadd_ps(spread_float(constants + r * stride + 8 * g.count), offset, totals[r][v]);
             }
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             store_ps(out[r] + first, totals[r][0]);
             store_ps(out[r] + first + 16, totals[r][1]);

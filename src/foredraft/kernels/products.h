@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr int ROWS = 6;           // rows of a tile
+constexpr int ROWS = 6;           // the most rows of a tile, except for matrices with groups: GROUPED_ROWS
 constexpr int64_t IN_CACHE = 384 << 10;  // the most bytes of weights for which the next ones fit into the second-level cache too
 constexpr int BLOCKS_AT_ONCE = 8;        // of rows, which multiply a part of a group in turn
 
@@ -205,9 +205,11 @@ Prefetch prefetch_for(const char* weights, int64_t bytes, const Turn& turn) {
 
 template <int R>
 void tile_of_kind(const Matrix& m, int outputs, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP]) {
+    if constexpr (R <= ROWS) {
+        if (m.kind == BF16) return tile_bf16<R>(m.k, outputs, weights, in, stride, ahead, out);
+        if (m.kind == INT8) return tile_int8<R>(m.k, outputs, weights, in, stride, ahead, out);
+    }
     switch (m.kind) {
-        case BF16: return tile_bf16<R>(m.k, outputs, weights, in, stride, ahead, out);
-        case INT8: return tile_int8<R>(m.k, outputs, weights, in, stride, ahead, out);
         case INT4_GROUPS: return tile_groups<R, INT4_GROUPS>(groups_of(m), outputs, weights, in, stride, ahead, out);
         case LEVEL_GROUPS: return tile_groups<R, LEVEL_GROUPS>(groups_of(m), outputs, weights, in, stride, ahead, out);
         default: return tile_groups<R, INT8_GROUPS>(groups_of(m), outputs, weights, in, stride, ahead, out);
@@ -222,7 +224,7 @@ void fetch_scales(const Matrix& m, int64_t first) {
     }
 }
 
-template <int R = ROWS>
+template <int R = GROUPED_ROWS>
 void any_tile(const Matrix& m, int outputs, const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP], int num_rows) {
     if (num_rows >= R) return tile_of_kind<R>(m, outputs, weights, in, stride, ahead, out);
     if constexpr (R > 1) any_tile<R - 1>(m, outputs, weights, in, stride, ahead, out, num_rows);
@@ -264,12 +266,12 @@ void multiply(const Matrix& m, int64_t group, int parts, const Rows& x, const Bl
 // Computes the thread's share of a product's groups; finish(row, first output, how many, 64 sums) receives each row of a group.
 template <class Finish>
 void product(const Matrix& m, const Rows& x, int64_t num_rows, const Team& team, const Finish& finish) {
-    alignas(ALIGN) float out[std::max(ROWS * BLOCKS_AT_ONCE, MOST_TILED_ROWS)][GROUP];
+    alignas(ALIGN) float out[std::max(GROUPED_ROWS * BLOCKS_AT_ONCE, MOST_TILED_ROWS)][GROUP];
     int64_t first, last;
     team.share((m.n + GROUP - 1) / GROUP, first, last);
     Tiles tiles(m);
     const bool by_tiles = uses_tiles(m, num_rows);
-    const int64_t most_rows = by_tiles ? most_tiled_rows(m) : ROWS;
+    const int64_t most_rows = by_tiles ? most_tiled_rows(m) : has_groups(m) ? GROUPED_ROWS : ROWS;
     const Blocks blocks{num_rows, (num_rows + most_rows - 1) / most_rows};
     const int parts = by_tiles || blocks.count == 1 ? 1 : parts_of_group(group_bytes(m));
     const int64_t at_once = parts == 1 ? 1 : BLOCKS_AT_ONCE;
