@@ -1,7 +1,7 @@
 """What a step costs outside the models' forward passes, and whether texts are the same as plain decoding's.
 
     python -m benchmarks.engine.step_overhead [--target DIR] [--draft DIR] [--quantization int8] [--batch 1 8] [--gamma 2]
-        [--methods none draft_model ...] [--shapes JSON ...]
+        [--methods none draft_model ...] [--shapes JSON ...] [--repetition-penalty 1.1]
 
 For every drafter, and for every tree shape of drafters that take --draft: milliseconds per step, the share spent outside
 the passes of models and heads, that share in milliseconds, and tokens per second over plain decoding's, on code prompts,
@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.common.prompts import code_prompts
@@ -66,8 +66,8 @@ class System:
         head = self.llm._builder.models.head
         return [each for each in (head, getattr(head, "model", None)) if each is not None]  # an early exit has a model
 
-    def measure(self, prompts: list[str], max_tokens: int) -> list[list[int]]:
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, speculative_tokens=self.gamma)
+    def measure(self, prompts: list[str], params: SamplingParams) -> list[list[int]]:
+        params = replace(params, speculative_tokens=self.gamma)
         for prompt in self.llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0)):
             assert prompt.finished  # warm up, and allocate the pages of the prompts
         requests = [self.llm.frontend.prepare(prompt, params) for prompt in prompts]
@@ -80,7 +80,7 @@ class System:
         took, inside = time.perf_counter() - start, self.watch.seconds - inside
         self.step_ms.append(1e3 * took / (self.num_steps - before))
         self.outside.append(1 - inside / took)
-        self.speed.append(len(prompts) * max_tokens / took)
+        self.speed.append(len(prompts) * (params.max_tokens or 0) / took)
         return [request.output().outputs[0].token_ids for request in requests]
 
 
@@ -114,7 +114,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--gamma", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--repetition-penalty", type=float, default=1.0)
     args = parser.parse_args()
+    params = SamplingParams(
+        max_tokens=args.max_tokens, temperature=0, ignore_eos=True, repetition_penalty=args.repetition_penalty
+    )
     compared = systems(args)
     print(f"quantization {args.quantization}, γ = {args.gamma}, {args.max_tokens} tokens\n")
     print(
@@ -128,7 +132,7 @@ def main() -> None:
             system.step_ms, system.outside, system.speed = [], [], []
         for r in range(args.rounds):
             some = prompts[r * batch : (r + 1) * batch]
-            texts = {system.name: system.measure(some, args.max_tokens) for system in compared}
+            texts = {system.name: system.measure(some, params) for system in compared}
             for name, text in texts.items():
                 same[name] += text == texts[compared[0].name]
         plain = compared[0].speed

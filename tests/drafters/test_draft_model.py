@@ -15,7 +15,7 @@ from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.engine.sources import TokenSource
 from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.model import LanguageModel, LoadOptions, Read, load_model
-from foredraft.sampling import Row, adjusted, choose, token_probs_of
+from foredraft.sampling import Row, Sampler, adjusted, choose, token_probs_of
 from foredraft.testing.requests import request_for
 from tests.model.zoo import ENCODER_DECODERS, random_model
 
@@ -67,6 +67,33 @@ def test_greedy_and_seeded_drafts_are_certain_and_the_models_own_text(
     assert proposal.probs is None
 
 
+ADJUSTED: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4},
+    {"temperature": 1.0, "seed": 9, "frequency_penalty": 0.5, "logit_bias": {300: 4.0, 77: -5.0}},
+    {"temperature": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.4, "top_k": 5},
+]
+
+
+@pytest.mark.parametrize("params", ADJUSTED, ids=str)
+def test_adjusted_drafts_written_in_one_call_equal_those_of_single_passes(
+    params: dict[str, Any], draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (draft.can_adjust and draft.traits.row_exact):
+        pytest.skip("this machine has no compiled kernels, or none with exact rows")
+
+    def drafted() -> Proposal:
+        return drafts_of(drafter_of(draft), [request_for(3, PROMPTS[0] * 2, 6, **params)])
+
+    at_once = drafted()
+    monkeypatch.setattr(Sampler, "has_adjustments", lambda *_: False)
+    one_by_one = drafted()
+    assert at_once.draft_ids == one_by_one.draft_ids
+    laws = [None if each.token_probs is None else each.token_probs.dense(4096) for each in (at_once, one_by_one)]
+    assert (laws[0] is None) == ("seed" in params or "temperature" not in params)
+    if laws[0] is not None and laws[1] is not None:
+        torch.testing.assert_close(laws[0], laws[1], rtol=1e-5, atol=1e-7)
+
+
 SHAPES = (
     TreeShape((ROOT, ROOT, ROOT, 0, 0, 1, 3, 3, 5, 6)),
     TreeShape.chain(4),
@@ -75,7 +102,7 @@ SHAPES = (
 
 
 @pytest.mark.parametrize(
-    "params", [*KINDS[:3], {"temperature": 0.9}, {"temperature": 1.2, "seed": 4, "top_k": 3}], ids=str
+    "params", [*KINDS, *ADJUSTED[:2], {"temperature": 0.9}, {"temperature": 1.2, "seed": 4, "top_k": 3}], ids=str
 )
 def test_trees_grown_in_one_call_equal_those_grown_level_by_level(
     params: dict[str, Any], draft: LanguageModel, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Features, Proposal
 from foredraft.engine.sequence import TokenSequence
+from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.errors import ForedraftError
 from foredraft.heads import CompiledEagle, EagleHead, HeadOptions, TargetEnds, TargetShape, attach_head, load_head
 from foredraft.model import LanguageModel, Read
 from foredraft.policy import FixedPolicy
 from foredraft.policy.base import NO_DRAFTING, DraftBudget
-from foredraft.sampling import Bits, SamplingParams
+from foredraft.sampling import Bits, Sampler, SamplingParams
 from foredraft.testing import DrafterContract
 from foredraft.testing.requests import request_for
 from tests.heads.random_heads import embedded_head, random_head
@@ -87,6 +89,29 @@ def test_the_draft_is_what_the_head_gives_without_a_cache(
 ) -> None:
     proposal = new_drafter(head).propose([request(target, head, HISTORY)])
     assert draft(proposal) == [by_hand(head, target, HISTORY, 4)]
+
+
+@pytest.mark.parametrize("params", [{"repetition_penalty": 1.5}, {**SEEDED, "frequency_penalty": 0.8}], ids=str)
+@pytest.mark.parametrize("shape", [None, TreeShape((ROOT, ROOT, 0, 0, 1, 2, 2))], ids=["chain", "tree"])
+def test_adjusted_drafts_written_in_one_call_equal_those_of_single_passes(
+    target: LanguageModel,
+    head: EagleHead | CompiledEagle,
+    params: dict[str, Any],
+    shape: TreeShape | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not isinstance(head, CompiledEagle):
+        pytest.skip("this machine has no compiled kernels")
+
+    def drafted() -> tuple[list[list[int]], Any]:
+        made = request(target, head, HISTORY, 8, **params)
+        proposal = new_drafter(head).propose([replace(made, shape=shape)])
+        return proposal.draft_ids, proposal.draft_parents
+
+    at_once = drafted()
+    monkeypatch.setattr(Sampler, "has_adjustments", lambda *_: False)
+    assert drafted() == at_once
+    assert len(at_once[0][0]) == (8 if shape is None else 7)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED])

@@ -13,10 +13,12 @@ from foredraft.drafters import DrafterContext, EarlyExitDrafter
 from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
+from foredraft.engine.token_tree import ROOT, TreeShape
 from foredraft.errors import ForedraftError
 from foredraft.heads import EarlyExit
 from foredraft.model import EMBEDDED, LanguageModel, LoadOptions, Read, load_model
 from foredraft.model.exits import Exit
+from foredraft.sampling import Sampler
 from foredraft.testing import DrafterContract
 from foredraft.testing.drafters import check_proposal
 from foredraft.testing.requests import request_for
@@ -87,6 +89,28 @@ def trained_exit(head: EarlyExit) -> Exit | None:
         return None
     checkpoint = load_head(str(embedded_head("early_exit")), TargetShape.of(head.model.hf.config))
     return load_exit(head.config, checkpoint.tensors, head.model)
+
+
+@pytest.mark.parametrize(
+    "params", [{"repetition_penalty": 1.5}, {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.8}]
+)
+@pytest.mark.parametrize("shape", [None, TreeShape((ROOT, ROOT, 0, 0, 1, 2, 2))], ids=["chain", "tree"])
+def test_adjusted_drafts_written_in_one_call_equal_those_of_single_passes(
+    model: LanguageModel,
+    exit_head: EarlyExit,
+    params: dict[str, Any],
+    shape: TreeShape | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drafted() -> tuple[list[list[int]], Any]:
+        proposal = EarlyExitDrafter(exit_head, 4096).propose(
+            [replace(request(model, HISTORY, 8, **params), shape=shape)]
+        )
+        return proposal.draft_ids, proposal.draft_parents
+
+    at_once = drafted()
+    monkeypatch.setattr(Sampler, "has_adjustments", lambda *_: False)
+    assert drafted() == at_once
 
 
 def test_the_draft_is_what_the_first_layers_give(model: LanguageModel, exit_head: EarlyExit) -> None:

@@ -49,6 +49,8 @@ class OnDevice:
         known = [max(numbers[-1 - token], 0) if token < 0 else token for token in batch.ids]
         return self._body(batch._replace(ids=known), taps)  # type: ignore[no-any-return]
 
+    can_adjust = False
+
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         return True
 

@@ -131,9 +131,13 @@ def take_generated(
         token_probs.append(generated.token_probs)
 
 
-def is_written(draft: Draft) -> bool:
-    """Whether a model can write the whole draft in one call: nothing but a constraint changes its logits."""
-    return not draft.request.sampler.has_logits_processors
+def is_written(draft: Draft, *, adjusts: bool) -> bool:
+    """Whether a model can write the whole draft in one call, except for what a constraint forbids. adjusts: whether the model applies
+    DrawSpec.adjustments."""
+    sampler = draft.request.sampler
+    if not sampler.has_logits_processors:
+        return True
+    return adjusts and sampler.has_adjustments(draft.request.tokens, draft.max_len)
 
 
 def as_proposal(drafts: Sequence[Draft], token_probs: list[TokenProbs]) -> Proposal:

@@ -14,7 +14,7 @@ from foredraft.engine.region import Regions
 from foredraft.engine.token_tree import ROOT, TreeShape, path_to
 from foredraft.kernels import DrawSpec
 from foredraft.model import LanguageModel, Read
-from foredraft.sampling import Row, draw_specs, select, top_choices
+from foredraft.sampling import Row, draft_specs, select, top_choices
 
 
 @dataclass(slots=True)
@@ -85,11 +85,11 @@ def grow_all(
 def split_trees(
     trees: Sequence[DraftTree], is_able: Callable[[Draft], bool]
 ) -> tuple[list[DraftTree], list[DraftTree]]:
-    """-> the trees that a model can grow in one call, and the others. is_able: whether it can for a draft whose logits nothing changes.
-    A constraint counts as a change, since siblings are chosen among the tokens that it allows."""
+    """-> the trees that a model can grow in one call, and the others. is_able: whether it can for a draft without a constraint. With one it
+    cannot, since siblings are chosen among the tokens that it allows."""
     at_once, others = list[DraftTree](), list[DraftTree]()
     for tree in trees:
-        can = not tree.request.sampler.changes_logits and is_able(tree.draft)
+        can = tree.request.sampler.constraint is None and is_able(tree.draft)
         (at_once if can else others).append(tree)
     return at_once, others
 
@@ -106,7 +106,7 @@ def grow_at_once(
     by_draft = {id(tree.draft): tree for tree in trees}
     for drafts in passes([tree.draft for tree in trees]):
         group = [by_draft[id(draft)] for draft in drafts]
-        specs = draw_specs([tree.row(ROOT) for tree in group], [tree.shape.depth for tree in group])
+        specs = draft_specs([tree.row(ROOT) for tree in group], [tree.shape.depth for tree in group])
         grown = grow(drafts, [tree.shape for tree in group], specs)
         for tree, ids in zip(group, grown, strict=True):
             tree.ids = {node: token for node, token in enumerate(ids) if token >= 0}

@@ -20,7 +20,7 @@ from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.errors import ForedraftError
 from foredraft.heads import BlockReading, Correctable, Correction, DFlashHead
 from foredraft.kernels import Chains
-from foredraft.sampling import TokenProbs, draw_specs
+from foredraft.sampling import TokenProbs, draft_specs
 
 
 class DFlashDrafter:
@@ -105,7 +105,7 @@ class DFlashDrafter:
 
     def _is_written(self, draft: Draft) -> bool:
         """Whether the compiled kernels write the draft in one call."""
-        return self._head.chains is not None and draft.request.shape is None and is_written(draft)
+        return self._head.chains is not None and draft.request.shape is None and is_written(draft, adjusts=True)
 
     def _write(
         self, slots: Sequence[Slots], correction: Correction, reading: BlockReading, token_probs: list[TokenProbs]
@@ -116,7 +116,7 @@ class DFlashDrafter:
         drafts, lens = [each.draft for each in slots], [len(each.rows) for each in slots]
         previous = [self._known(draft, correction)[-1] for draft in drafts]
         chains = Chains([each.rows.start for each in slots], lens, previous)
-        specs = draw_specs([draft.row for draft in drafts], lens)
+        specs = draft_specs([draft.row for draft in drafts], lens)
         written = self._head.chains.generate(reading.logits.flatten(0, 1), chains, self._vocab_size, specs)
         take_generated(drafts, written, specs, token_probs)
 

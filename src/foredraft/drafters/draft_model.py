@@ -20,7 +20,7 @@ from foredraft.kernels import DrawSpec
 from foredraft.model import Read
 from foredraft.model.generation import Generation
 from foredraft.model.placeholders import placeholders
-from foredraft.sampling import Pending, TokenProbs, draw_specs
+from foredraft.sampling import Pending, TokenProbs, draft_specs
 
 
 class DraftModelDrafter(HistoryReader):
@@ -70,13 +70,13 @@ class DraftModelDrafter(HistoryReader):
         return PendingProposal(finish, _device_draft(drafts, batches[0]) if is_one_batch else None)
 
     def _is_written(self, draft: Draft) -> bool:
-        return is_written(draft) and self._vocabulary.is_the_targets
+        return is_written(draft, adjusts=self._model.can_adjust) and self._vocabulary.is_the_targets
 
     def _launch(self, group: list[Draft]) -> _Batch:
         """Draft each chain in one call of the model, which ignores constraints. They are applied afterwards: a draft ends at the first
         token that breaks one."""
         lens = [draft.max_len for draft in group]
-        specs = draw_specs([draft.row for draft in group], lens)
+        specs = draft_specs([draft.row for draft in group], lens)
         reads = [self._rest(draft) for draft in group]
         return _Batch(group, specs, self._model.launch_generation(reads, lens, self._vocab_size, self._cache, specs))
 
@@ -90,7 +90,9 @@ class DraftModelDrafter(HistoryReader):
             logits = self._model.read(reads, self._cache) if reads else None
 
     def _grow(self, trees: Sequence[DraftTree]) -> None:
-        at_once, others = split_trees(trees, lambda _: self._model.can_grow)
+        at_once, others = split_trees(
+            trees, lambda draft: self._model.can_grow and is_written(draft, adjusts=self._model.can_adjust)
+        )
         grow_at_once(at_once, self._passes, self._grow_pass)
         if others:
             grow_over(self._model, self._cache, others, self._read_rests([t.draft for t in others]), self._vocab_size)

@@ -13,7 +13,7 @@ from foredraft.engine.token_tree import TreeShape
 from foredraft.errors import ForedraftError
 from foredraft.heads import CompiledEagle, EagleHead
 from foredraft.kernels import DrawSpec
-from foredraft.sampling import TokenProbs, draw_specs
+from foredraft.sampling import TokenProbs, draft_specs
 
 
 class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
@@ -34,7 +34,9 @@ class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
 
     def _is_written(self, draft: Draft) -> bool:
         """Whether the head writes the draft in one call."""
-        return isinstance(self._head, CompiledEagle) and draft.request.num_forced == 0 and is_written(draft)
+        return (
+            isinstance(self._head, CompiledEagle) and draft.request.num_forced == 0 and is_written(draft, adjusts=True)
+        )
 
     def _grow(self, trees: Sequence[DraftTree]) -> None:
         at_once, others = split_trees(trees, self._is_written)
@@ -53,7 +55,7 @@ class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
         assert not drafts or isinstance(head, CompiledEagle)
         for group in self._passes(drafts):
             lens = [draft.max_len for draft in group]
-            specs = draw_specs([draft.row for draft in group], lens)
+            specs = draft_specs([draft.row for draft in group], lens)
             reads, features = self._unread(group)
             written = head.generate(reads, features, lens, self._vocab_size, self._cache, specs)  # type: ignore[operator]
             take_generated(group, written, specs, token_probs)

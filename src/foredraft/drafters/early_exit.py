@@ -18,7 +18,7 @@ from foredraft.errors import ForedraftError
 from foredraft.heads import EarlyExit
 from foredraft.kernels import DrawSpec
 from foredraft.model import Read
-from foredraft.sampling import TokenProbs, draw_specs
+from foredraft.sampling import TokenProbs, draft_specs
 
 
 class EarlyExitDrafter:
@@ -49,20 +49,23 @@ class EarlyExitDrafter:
         ready = [draft for draft in drafts if draft.max_len > 0]
         regions = _Regions(ready)
         chains = [draft for draft in ready if draft.request.shape is None]
-        self._write([draft for draft in chains if is_written(draft)], regions, token_probs)
-        self._extend_all([draft for draft in chains if not is_written(draft)], regions, token_probs)
+        self._write([draft for draft in chains if self._is_written(draft)], regions, token_probs)
+        self._extend_all([draft for draft in chains if not self._is_written(draft)], regions, token_probs)
         self._grow(trees_for(ready), regions)
         return as_proposal(drafts, token_probs)
 
     def forget(self, seq_ids: list[int]) -> None:
         """There is nothing to release."""
 
+    def _is_written(self, draft: Draft) -> bool:
+        return is_written(draft, adjusts=self._model.can_adjust)
+
     def _write(self, drafts: Sequence[Draft], regions: _Regions, token_probs: list[TokenProbs]) -> None:
         """Write each whole draft in one call, if the target's body can do that."""
         if not drafts:
             return
         lens = [draft.max_len for draft in drafts]
-        specs = draw_specs([draft.row for draft in drafts], lens)
+        specs = draft_specs([draft.row for draft in drafts], lens)
         reads = [regions.rest_of(draft) for draft in drafts]
         written = self._model.generate(reads, lens, self._vocab_size, regions, specs)
         take_generated(drafts, written, specs, token_probs)
@@ -82,7 +85,7 @@ class EarlyExitDrafter:
             reads = [regions.rest_of(draft) for draft in drafts]
             return self._model.grow(reads, shapes, self._vocab_size, regions, specs)
 
-        at_once, others = split_trees(trees, lambda _: self._model.can_grow)
+        at_once, others = split_trees(trees, lambda draft: self._model.can_grow and self._is_written(draft))
         grow_at_once(at_once, lambda drafts: [list(drafts)], grow_pass)
         if others:
             logits = self._model.read([regions.rest_of(tree.draft) for tree in others], regions)

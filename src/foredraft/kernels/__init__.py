@@ -37,7 +37,15 @@ from foredraft.kernels.sources import (
     blocks_of,
     read_all,
 )
-from foredraft.kernels.specs import RULES, Chains, DrawSpec, MarkovFactors, VerificationBatch, VerificationResult
+from foredraft.kernels.specs import (
+    RULES,
+    Adjustments,
+    Chains,
+    DrawSpec,
+    MarkovFactors,
+    VerificationBatch,
+    VerificationResult,
+)
 from foredraft.kernels.start import is_int8_exact, linear_grouped, linear_int8, load_kernels, why_none
 from foredraft.kernels.weight_memory import WeightMemory
 from foredraft.kernels.weights import (
@@ -63,6 +71,7 @@ __all__ = [
     "RMS_NORM",
     "RULES",
     "SILU",
+    "Adjustments",
     "Alternating",
     "AttentionShape",
     "AttentionSpan",

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from foredraft.kernels.specs import columns_of
 from foredraft.kernels.structs import (
     AttentionCallStruct,
     BatchStruct,
@@ -228,6 +229,7 @@ class Stack:
         self.is_stateful = stateful is not None
         stateful = stateful or StatefulRows(0, head.out_features)
         self.num_ids, self.column_ids = stateful.num_ids, stateful.column_ids
+        self.columns = columns_of(self.column_ids, self.num_ids)
         features = stateful.features
         self.features_width = self.hidden_size if features is None else features.fc.in_features
         self.attends_to_sources = any(layer.cross_query is not None for layer in layers)

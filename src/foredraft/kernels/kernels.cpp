@@ -9,6 +9,7 @@
 
 #include <sys/mman.h>
 
+#include "adjusting.h"
 #include "losses.h"
 #include "stack.h"
 #include "trees.h"
@@ -108,6 +109,17 @@ void distill(const void* logits, int64_t is_float, int64_t num_rows, int64_t wid
             distill_row(row_of(logits, is_float, width, r), width, (float)temperature, probs + at * width, negative_entropies[at],
                         likeliest[at], kl_share, terms.data(), slope, sums + r * 3);
         }
+    }
+}
+
+// Adjusts rows of logits [.., width] in place: row rows[i] by adjustments i, after the generated tokens before ends[i], which begin where
+// those of the row before end.
+void adjust_rows(float* logits, int64_t width, const AdjustmentBatch* adjustments, const int64_t* rows, int64_t num_rows,
+                 const int64_t* generated, const int64_t* ends, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (num_rows * adjustments->each->num_ids > WORTH_A_TEAM)
+    for (int64_t i = 0; i < num_rows; i++) {
+        const int64_t first = i > 0 ? ends[i - 1] : 0;
+        adjust(logits + rows[i] * width, width, *adjustments, i, generated + first, ends[i] - first);
     }
 }
 
@@ -276,10 +288,11 @@ void stack(const Stack* s, const Batch* b, char* workspace, int64_t num_threads)
 
 // Reads a batch whose wanted rows are the last ones of its spans, and generates lens[i] >= 1 tokens after span i: each is chosen by
 // specs[i] from the ids below `vocabulary` and written to generated[i, :lens[i]]; the last one is not read. A row with a NaN gives
-// -1 and ends its span; later tokens are not written. Slots must be null. workspace: the larger of that for the batch and that for one
-// row of each span at its greatest length. -> the most ids that a truncated distribution keeps; the others are padded with probability 0
+// -1 and ends its span; later tokens are not written. adjustments: of the logits; null: none. Slots must be null. workspace: the larger of
+// that for the batch and that for one row of each span at its greatest length. -> the most ids that a truncated distribution keeps; the
+// others are padded with probability 0
 int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_t width, int64_t vocabulary, const DrawSpec* specs,
-                 const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows,
+                 const AdjustmentBatch* adjustments, const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows,
                  int64_t* generated, char* workspace, int64_t num_threads) {
     Batch b = *batch;
     const int64_t num_spans = batch->num_spans;
@@ -300,9 +313,11 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
         if (carries_states) kept.keep(*s, b);
         stack(s, &b, workspace, num_threads);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * columns.width > WORTH_A_TEAM)
-        for (int64_t i = 0; i < b.num_spans; i++)
-            generated[open[i] * width + step] =
-                choose_token(columns.row(b.logits, i), columns.width, columns.ids, specs[open[i]], {uniforms, keys}, step, token_probs);
+        for (int64_t i = 0; i < b.num_spans; i++) {
+            int64_t* tokens = generated + open[i] * width;
+            if (adjustments) adjust(b.logits + i * s->head.n, s->head.n, *adjustments, open[i], tokens, step);
+            tokens[step] = choose_token(columns.row(b.logits, i), columns.width, columns.ids, specs[open[i]], {uniforms, keys}, step, token_probs);
+        }
         int64_t left = 0;
         for (int64_t i = 0; i < b.num_spans; i++) {
             const int64_t place = open[i], token = generated[place * width + step], end = spans[i].start + spans[i].num_rows;
@@ -326,9 +341,10 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
 // Reads a batch whose wanted rows are the last ones of its spans, and grows a tree after each: tree i has sizes[i] >= 1 nodes, and
 // specs[i], greedy or with shared noise, chooses the children of a node from the first `vocabulary` ids. shapes: the parents of all
 // nodes, tree after tree, see Tree; grown: the tokens of all nodes, -1 for those that did not grow. Slots must be null. Keys and values
-// of the trees remain in the stores after the spans. workspace: the larger of those for the batch and for the longest, widest level.
+// of the trees remain in the stores after the spans. adjustments: as in generate. workspace: the larger of those for the batch and for the
+// longest, widest level.
 void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_t* shapes, int64_t vocabulary, const DrawSpec* specs,
-          const int64_t* keys, int64_t* grown, char* workspace, int64_t num_threads) {
+          const AdjustmentBatch* adjustments, const int64_t* keys, int64_t* grown, char* workspace, int64_t num_threads) {
     std::vector<Tree> trees;
     std::vector<GrowingNode> nodes;
     for (int64_t i = 0, at = 0; i < batch->num_spans; at += sizes[i++]) {
@@ -352,6 +368,8 @@ void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_
             Tree& tree = trees[nodes[r].tree];
             const DrawSpec& spec = specs[nodes[r].tree];
             Best best(tree.num_children(nodes[r].node));
+            const std::vector<int64_t> path = tree.tokens_to(nodes[r].node);
+            if (adjustments) adjust(b.logits + r * s->head.n, s->head.n, *adjustments, nodes[r].tree, path.data(), (int64_t)path.size());
             choose_best(row_of(b.logits, 1, s->head.n, r), width, column_ids, spec, spec.kind == GREEDY ? 0 : keys[spec.first_noise + depth - 1], best);
             std::vector<int64_t> found;
             for (const auto& [_, column] : best.kept) {
@@ -369,11 +387,12 @@ void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_
 // Chooses chains of tokens from given logits, each row corrected by the token before it (a Markov factor): position i of chain c has the
 // logits of row first_rows[c] + i, plus `second` times row t of `first` [.., second->k], where t is the token before, previous[c] for
 // the first. lens[c] >= 1 tokens, chosen by specs[c] from the ids below `vocabulary`, are written to chosen[c, :lens[c]]; -1 from
-// a row with a NaN on. column_ids: as in Stack. workspace: linear_workspace(second, num_chains) bytes. -> as generate
+// a row with a NaN on. column_ids: as in Stack. adjustments: as in generate. workspace: linear_workspace(second, num_chains) bytes.
+// -> as generate
 int64_t choose_chains(const Matrix* second, const float* first, const float* logits, const int64_t* first_rows, const int64_t* lens,
                       const int64_t* previous, int64_t num_chains, int64_t width, const int64_t* column_ids, int64_t vocabulary,
-                      const DrawSpec* specs, const double* uniforms, const int64_t* keys, const TokenProbs* token_probs, int64_t num_prob_rows,
-                      int64_t* chosen, char* workspace, int64_t num_threads) {
+                      const DrawSpec* specs, const AdjustmentBatch* adjustments, const double* uniforms, const int64_t* keys,
+                      const TokenProbs* token_probs, int64_t num_prob_rows, int64_t* chosen, char* workspace, int64_t num_threads) {
     Columns columns(second->n, column_ids, vocabulary, num_chains);
     std::vector<float> corrected(num_chains * second->n);
     std::vector<int64_t> open(num_chains), rows(first_rows, first_rows + num_chains), before(previous, previous + num_chains);
@@ -389,9 +408,11 @@ int64_t choose_chains(const Matrix* second, const float* first, const float* log
             product(*second, x, count, team, StoreCorrected{corrected.data(), logits, rows.data(), second->n});
         });
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (count > 1 && work > WORTH_A_TEAM)
-        for (int64_t r = 0; r < count; r++)
-            chosen[open[r] * width + step] =
-                choose_token(columns.row(corrected.data(), r), columns.width, columns.ids, specs[open[r]], {uniforms, keys}, step, token_probs);
+        for (int64_t r = 0; r < count; r++) {
+            int64_t* tokens = chosen + open[r] * width;
+            if (adjustments) adjust(corrected.data() + r * second->n, second->n, *adjustments, open[r], tokens, step);
+            tokens[step] = choose_token(columns.row(corrected.data(), r), columns.width, columns.ids, specs[open[r]], {uniforms, keys}, step, token_probs);
+        }
         int64_t left = 0;
         for (int64_t r = 0; r < count; r++) {
             const int64_t chain = open[r], token = chosen[chain * width + step];

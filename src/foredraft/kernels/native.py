@@ -29,16 +29,19 @@ from foredraft.kernels.decoder import (
 )
 from foredraft.kernels.sources import InMemory, WeightSource, blocks_of
 from foredraft.kernels.specs import (
+    Adjustments,
     Chains,
     DrawSpec,
     MarkovFactors,
     PackedDrawSpecs,
     VerificationBatch,
     VerificationResult,
+    adjustments_struct,
     new_token_probs,
     verification_struct,
 )
 from foredraft.kernels.structs import (
+    AdjustmentBatchStruct,
     AttentionCallStruct,
     BatchStruct,
     MatrixStruct,
@@ -65,13 +68,14 @@ _SCORES_OF_A_KEY, _KEY_UNIT = 384, 16
 _FIRST_WIDTH = 512
 """The number of ids of a truncated distribution that buffers have room for at first."""
 
-_MATRIX, _STACK, _BATCH, _CALLS, _TOKEN_PROBS, _VERIFICATION_BATCH = (
+_MATRIX, _STACK, _BATCH, _CALLS, _ADJUSTMENTS, _TOKEN_PROBS, _VERIFICATION_BATCH = (
     POINTER(struct)
     for struct in (
         MatrixStruct,
         StackStruct,
         BatchStruct,
         AttentionCallStruct,
+        AdjustmentBatchStruct,
         TokenProbsStruct,
         VerificationBatchStruct,
     )
@@ -93,18 +97,22 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int64,
         [
             *(_STACK, _BATCH, c_void_p, c_int64, c_int64),
-            *(c_void_p, c_void_p, c_void_p, _TOKEN_PROBS, c_int64, c_void_p, c_void_p, c_int64),
+            *(c_void_p, _ADJUSTMENTS, c_void_p, c_void_p, _TOKEN_PROBS, c_int64, c_void_p, c_void_p, c_int64),
         ],
     ),
-    "grow": (None, [_STACK, _BATCH, c_void_p, c_void_p, c_int64, *[c_void_p] * 4, c_int64]),
+    "grow": (
+        None,
+        [_STACK, _BATCH, c_void_p, c_void_p, c_int64, c_void_p, _ADJUSTMENTS, *[c_void_p] * 3, c_int64],
+    ),
     "choose_chains": (
         c_int64,
         [
             *(_MATRIX, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
             *(c_int64, c_int64, c_void_p, c_int64),
-            *(c_void_p, c_void_p, c_void_p, _TOKEN_PROBS, c_int64, c_void_p, c_void_p, c_int64),
+            *(c_void_p, _ADJUSTMENTS, c_void_p, c_void_p, _TOKEN_PROBS, c_int64, c_void_p, c_void_p, c_int64),
         ],
     ),
+    "adjust_rows": (None, [c_void_p, c_int64, _ADJUSTMENTS, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
     "choose": (None, [c_void_p, *[c_int64] * 3, *[c_void_p] * 4, c_int64]),
     "verify": (None, [c_void_p, c_int64, c_int64, _VERIFICATION_BATCH, c_void_p, c_void_p, c_void_p, c_int64]),
     "token_probs": (c_int64, [c_void_p, *[c_int64] * 3, c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
@@ -314,6 +322,7 @@ class Kernels:
         room = self._room(self._library.stack_workspace(stack.struct, struct, threads) + more)
         packed = PackedDrawSpecs(specs)
         token_probs, probs, ids, _kept = new_token_probs(packed, vocab_size, stack.column_ids)
+        adjustments = adjustments_struct([spec.adjustments for spec in specs], stack.columns, stack.num_ids)
         most = self._library.generate(
             stack.struct,
             struct,
@@ -321,6 +330,7 @@ class Kernels:
             width,
             min(vocab_size, stack.num_ids),
             packed.rows,
+            adjustments,
             packed.uniforms,
             packed.keys,
             token_probs,
@@ -360,6 +370,7 @@ class Kernels:
         logits = torch.empty(max(len(batch.wanted), widest), stack.vocab_size)
         struct, _memory = batch_struct(stack, batch, rotation, logits, states=states)
         packed, counts = PackedDrawSpecs(specs), array("q", map(len, shapes))
+        adjustments = adjustments_struct([spec.adjustments for spec in specs], stack.columns, stack.num_ids)
         parents = array("q", chain.from_iterable(shapes))
         grown = array("q", [-1]) * len(parents)
         threads = torch.get_num_threads()
@@ -370,6 +381,7 @@ class Kernels:
             parents.buffer_info()[0],
             min(vocab_size, stack.num_ids),
             packed.rows,
+            adjustments,
             packed.keys,
             grown.buffer_info()[0],
             self._room(self._levels_workspace(stack, struct, widest, max(map(len, levels)))),
@@ -399,6 +411,7 @@ class Kernels:
         numbers = [array("q", each) for each in chains]
         chosen = array("q", [-1]) * (len(chains.lens) * width)
         token_probs, probs, ids, _kept = new_token_probs(packed, vocab_size, markov.target_ids)
+        adjustments = adjustments_struct([spec.adjustments for spec in specs], markov.columns, num_ids)
         most = self._library.choose_chains(
             markov.second.struct,
             markov.first.data_ptr(),
@@ -409,6 +422,7 @@ class Kernels:
             address(markov.target_ids),
             min(vocab_size, num_ids, len(markov.first)),
             packed.rows,
+            adjustments,
             packed.uniforms,
             packed.keys,
             token_probs,
@@ -418,6 +432,34 @@ class Kernels:
             torch.get_num_threads(),
         )
         return _written(chosen, chains.lens, most, probs, ids)
+
+    def adjust(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        adjustments: Sequence[Adjustments],
+        generated: Sequence[Sequence[int]],
+    ) -> None:
+        """Adjust rows of logits [R, V] float32 in place, each after the tokens that were generated since its adjustments were made.
+
+        Raises ValueError for logits of another form and for rows that are out of range.
+        """
+        if logits.dtype != torch.float32 or logits.dim() != 2 or not logits.is_contiguous():
+            raise ValueError(f"logits must be contiguous float32 [R, V], not {logits.dtype} {tuple(logits.shape)}")
+        if not 0 <= min(rows) <= max(rows) < len(logits):
+            raise ValueError(f"rows must be from 0 to {len(logits) - 1}: got {min(rows)} to {max(rows)}")
+        places, tokens = array("q", rows), array("q", chain.from_iterable(generated))
+        ends = array("q", accumulate(map(len, generated)))
+        self._library.adjust_rows(
+            logits.data_ptr(),
+            logits.shape[1],
+            adjustments_struct(adjustments, None, logits.shape[1]),
+            places.buffer_info()[0],
+            len(rows),
+            tokens.buffer_info()[0],
+            ends.buffer_info()[0],
+            torch.get_num_threads(),
+        )
 
     def choose(self, logits: Tensor, specs: Sequence[DrawSpec]) -> list[int]:
         """Choose one token for each row, with a spec each; -1 for a row with a NaN. logits: [R, V] -> R ids"""

@@ -5,13 +5,18 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from foredraft.kernels.structs import TokenProbsStruct, VerificationBatchStruct
+from foredraft.kernels.structs import (
+    AdjustmentBatchStruct,
+    AdjustmentsStruct,
+    TokenProbsStruct,
+    VerificationBatchStruct,
+)
 from foredraft.kernels.weights import PackedMatrix, address
 
 _DRAW_SPEC = struct.Struct("4q4f")  # DrawSpec in structs.h
@@ -19,18 +24,54 @@ _GREEDY, _DRAWN, _SHARED = 0, 1, 2  # Choice
 _GREEDY_SPEC = _DRAW_SPEC.pack(_GREEDY, 0, 0, 0, 0.0, 1.0, 0.0, 0.0)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjustments:
+    """Changes to the logits of one sequence, before the temperature: penalties for the tokens so far, then biases, then bans.
+
+    ids: [N] int64, the distinct tokens so far, the num_prompt_ids of the prompt first. counts: [N] int64, how often each is in the
+    output. repetition, frequency, presence: the penalties, which generated tokens get as well. biased: [B] int64 ids, to whose logits
+    biases [B] float32 are added. banned: [K] int64 ids, each of which is banned for the first banned_tokens [K] int64 generated tokens.
+    """
+
+    ids: Tensor
+    counts: Tensor
+    num_prompt_ids: int
+    repetition: float
+    frequency: float
+    presence: float
+    biased: Tensor
+    biases: Tensor
+    banned: Tensor
+    banned_tokens: Tensor
+
+    @property
+    def struct(self) -> AdjustmentsStruct:
+        """Valid as long as this object."""
+        tensors = (self.ids, self.counts, self.biased, self.biases, self.banned, self.banned_tokens)
+        return AdjustmentsStruct(
+            *(tensor.data_ptr() for tensor in tensors),
+            *(len(self.ids), self.num_prompt_ids, len(self.biased), len(self.banned)),
+            *(self.repetition, self.frequency, self.presence),
+        )
+
+
+_NO_CHANGES = AdjustmentsStruct(repetition=1.0)
+
+
 class DrawSpec(NamedTuple):
     """How the tokens of one sequence are chosen: the likeliest (temperature 0), or from softmax(logits / temperature), truncated,
     with noise for each token.
 
     truncation: (top_k, top_p, min_p), or None to keep every id. uniforms: in [0, 1), one for each token to draw. keys: one for each
-    token, of the noise that drafter and verifier share (see sampling/noise.py).
+    token, of the noise that drafter and verifier share (see sampling/noise.py). adjustments: of the logits, where a model chooses
+    several tokens in one call; other calls get logits that have been adjusted.
     """
 
     temperature: float = 0.0
     truncation: tuple[int, float, float] | None = None
     uniforms: Sequence[float] = ()
     keys: Sequence[int] = ()
+    adjustments: Adjustments | None = None
 
     @property
     def is_drawn(self) -> bool:
@@ -67,21 +108,43 @@ class PackedDrawSpecs:
         self.keys = struct.pack(f"{len(keys)}q", *keys)
 
 
+def adjustments_struct(
+    each: Sequence[Adjustments | None], columns: Tensor | None, num_ids: int
+) -> AdjustmentBatchStruct | None:
+    """None if there are no adjustments. columns: see columns_of; None: columns are ids. num_ids: the size of the vocabulary."""
+    if all(adjustments is None for adjustments in each):
+        return None
+    structs = [_NO_CHANGES if adjustments is None else adjustments.struct for adjustments in each]
+    return AdjustmentBatchStruct((AdjustmentsStruct * len(structs))(*structs), address(columns), num_ids)
+
+
+def columns_of(column_ids: Tensor | None, num_ids: int) -> Tensor | None:
+    """The column of each id [num_ids] int64, -1 for ids without one. column_ids: [D] int64, the id of each column; None: columns are ids,
+    and so is the result."""
+    if column_ids is None:
+        return None
+    columns = torch.full((num_ids,), -1, dtype=torch.int64)
+    columns[column_ids] = torch.arange(len(column_ids))
+    return columns
+
+
 @dataclass(frozen=True, slots=True)
 class MarkovFactors:
     """What token t adds to the logits of the next token: row t of the first factor times the second factor.
 
     first: [V, rank] float32. second: [D, rank]. target_ids: [D] int64, the id, below V, of each column of the logits; None: columns
-    are ids. Raises ValueError for other shapes, dtypes or ids.
+    are ids. columns: of the ids [V], as columns_of. Raises ValueError for other shapes, dtypes or ids.
     """
 
     first: Tensor
     second: PackedMatrix
     target_ids: Tensor | None = None
+    columns: Tensor | None = field(init=False)
 
     def __post_init__(self) -> None:
         if self.first.dtype != torch.float32 or not self.first.is_contiguous():
             raise ValueError(f"the first Markov factor must be contiguous float32, not {self.first.dtype}")
+        object.__setattr__(self, "columns", None)
         ids = self.target_ids
         if ids is None:
             return
@@ -89,6 +152,7 @@ class MarkovFactors:
             raise ValueError(f"each of the {self.second.out_features} columns needs an int64 id")
         if not 0 <= int(ids.min()) <= int(ids.max()) < len(self.first):
             raise ValueError(f"columns must stand for ids below {len(self.first)}")
+        object.__setattr__(self, "columns", columns_of(ids, len(self.first)))
 
 
 class Chains(NamedTuple):

@@ -114,6 +114,23 @@ struct DrawSpec {
     float temperature, top_p, min_p, unused;
 };
 
+// Changes to the logits of a sequence, before its temperature: penalties for the tokens so far, then biases, then bans.
+struct Adjustments {
+    const int64_t *ids, *counts;           // [num_ids] the distinct tokens so far, those of the prompt first; how often each is in the output
+    const int64_t* biased;                 // [num_biased] ids
+    const float* biases;                   // [num_biased]
+    const int64_t *banned, *banned_tokens; // [num_banned] ids, each banned for so many generated tokens
+    int64_t num_ids, num_prompt_ids, num_biased, num_banned;
+    float repetition, frequency, presence, unused;
+};
+
+// The changes for each sequence, and where ids are in a row of logits.
+struct AdjustmentBatch {
+    const Adjustments* each;
+    const int64_t* columns;                // [num_columns], -1 for ids without one; null: columns are ids
+    int64_t num_columns;
+};
+
 // The distributions of drawn tokens. Row r holds `kept[r]` ids, likeliest first, or all ids in order if nothing is truncated.
 struct TokenProbs {
     float* probs;                          // [R, width]

@@ -112,6 +112,18 @@ class BatchStruct(ctypes.Structure):
     ]
 
 
+class AdjustmentsStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ids", "counts", "biased", "biases", "banned", "banned_tokens")),
+        *((name, c_int64) for name in ("num_ids", "num_prompt_ids", "num_biased", "num_banned")),
+        *((name, c_float) for name in ("repetition", "frequency", "presence", "unused")),
+    ]
+
+
+class AdjustmentBatchStruct(ctypes.Structure):
+    _fields_ = [("each", POINTER(AdjustmentsStruct)), ("columns", c_void_p), ("num_columns", c_int64)]
+
+
 class AttentionCallStruct(ctypes.Structure):
     _fields_ = [
         ("query", c_void_p),

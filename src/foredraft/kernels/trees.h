@@ -19,6 +19,14 @@ struct Tree {
 
     int64_t num_children(int64_t node) const { return std::count(shape, shape + size, node); }
 
+    // The tokens from the root's child to this node.
+    std::vector<int64_t> tokens_to(int64_t node) const {
+        std::vector<int64_t> found;
+        for (; node >= 0; node = shape[node]) found.push_back(tokens[node]);
+        std::reverse(found.begin(), found.end());
+        return found;
+    }
+
     // Gives the children of a node these tokens, best first. If there are fewer tokens, the remaining children do not grow.
     void grow(int64_t node, const std::vector<int64_t>& found) {
         size_t rank = 0;

@@ -89,6 +89,11 @@ class DeviceStackBody:
         """See PlaceholderBody."""
         return self(batch, taps, ids) if ids.device == self._device else None
 
+    @property
+    def can_adjust(self) -> bool:
+        """Adjusted drafts take one pass per token."""
+        return False
+
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         """Truncated distributions are not supported: they take one pass per token."""
         return all(spec.temperature == 0 or spec.truncation is None for spec in specs)

@@ -95,8 +95,12 @@ class Body(Protocol):
 class GeneratingBody(Body, Protocol):
     """A body that generates several tokens in one call."""
 
+    @property
+    def can_adjust(self) -> bool:
+        """Whether it applies the adjustments of specs when it generates or grows tokens."""
+
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
-        """Whether it can choose tokens as all of these specs require."""
+        """Whether it can choose tokens as all of these specs require, apart from adjustments."""
 
     def generate(
         self, batch: RaggedBatch, lens: Sequence[int], vocab_size: int, specs: Sequence[DrawSpec]
@@ -343,6 +347,11 @@ class LanguageModel:
             return generated
 
         return generation._replace(result=generation.result.then(remembered))
+
+    @property
+    def can_adjust(self) -> bool:
+        """Whether `generate` and `grow` apply the adjustments of specs. Otherwise specs must have none."""
+        return self._generating is not None and self._generating.can_adjust
 
     @property
     def can_grow(self) -> bool:

@@ -97,6 +97,11 @@ class DecoderStackBody:
         """taps: none, see LanguageModel.new_cache."""
         return Reading(self.kernels.read(self._decoder, self._located(batch), _NO_ROTATION)[0])
 
+    @property
+    def can_adjust(self) -> bool:
+        """See GeneratingBody."""
+        return True
+
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         """All specs are supported."""
         return True

@@ -86,6 +86,11 @@ class StackBody:
         check_adapter(self.form)
         return take_adapter(adapter, self._family, self.form, self.kernels, weight_format)
 
+    @property
+    def can_adjust(self) -> bool:
+        """See GeneratingBody."""
+        return True
+
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         """All specs are supported."""
         return True

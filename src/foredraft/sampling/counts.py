@@ -37,6 +37,12 @@ class TokenCounts:
             self._add(token)
         self._output = output
 
+    def arrays(self) -> tuple[Tensor, Tensor, int]:
+        """(ids [N], their counts in the output [N], how many of them are in the prompt: these come first)."""
+        n = len(self._slots)
+        ids, counts = (torch.from_numpy(each[:n].copy()) for each in (self._ids, self._counts))
+        return ids, counts, self._num_prompt_ids
+
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """(ids [N], their counts in the output [N], whether the repetition penalty applies to them [N])."""
         n = len(self._slots)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import ForedraftError, message_of, one_line
-from foredraft.kernels import DrawSpec
+from foredraft.kernels import Adjustments, DrawSpec
 from foredraft.sampling.constraint import Bits, Constraint, refuse
 from foredraft.sampling.counts import TokenCounts
 from foredraft.sampling.devices import to_device
@@ -22,6 +22,10 @@ from foredraft.sampling.rules import NO_CHECKPOINT_RULES, CheckpointRules
 from foredraft.sampling.search import argmax_rows, kernels_for, top_rows, top_two_on_device
 from foredraft.sampling.spec import Noise, SamplingSpec
 from foredraft.sampling.token_probs import TokenProbs, inverse_cdf, token_probs_under
+
+_NO_IDS, _NO_BIASES = torch.empty(0, dtype=torch.int64), torch.empty(0)
+_ALWAYS = 1 << 62
+"""More tokens than any text has."""
 
 NOT_A_DISTRIBUTION = "the model returned NaN logits: its weights or its dtype are unusable"
 
@@ -150,6 +154,50 @@ class Sampler:
             logits.index_fill_(0, to_device(rules.last_ids, logits.device, torch.int64), 0.0)
         return logits
 
+    def has_adjustments(self, history: Sequence[int], num_tokens: int) -> bool:
+        """Whether `adjustments` can say what `warp` does to the next num_tokens rows. It cannot run a user's processors, and it bans
+        tokens whatever the tokens before them are."""
+        last = self.params.max_tokens if self.rules.last_ids else None
+        return not (
+            self.params.logits_processors
+            or self._allowed is not None
+            or any(len(word) > 1 for word in self.bad_words)
+            or (last is not None and len(history) - self.prompt_len + num_tokens >= last)
+        )
+
+    def adjustments(self, history: Sequence[int]) -> Adjustments | None:
+        """What `warp` does to the rows after history, for models that choose several tokens in one call; None: nothing. Only where
+        `has_adjustments`."""
+        if not self.has_logits_processors:
+            return None
+        ids, counts, num_prompt_ids = _NO_IDS, _NO_IDS, 0
+        if self._counts is not None:
+            self._counts.go_to(history)
+            ids, counts, num_prompt_ids = self._counts.arrays()
+        p, bans = self.params, self._bans(len(history) - self.prompt_len)
+        biased, biases = self._bias or (_NO_IDS, _NO_BIASES)
+        return Adjustments(
+            ids,
+            counts,
+            num_prompt_ids,
+            1.0 if p.repetition_penalty is None else p.repetition_penalty,
+            p.frequency_penalty,
+            p.presence_penalty,
+            biased,
+            biases,
+            torch.tensor(list(bans), dtype=torch.int64),
+            torch.tensor(list(bans.values()), dtype=torch.int64),
+        )
+
+    def _bans(self, num_output: int) -> dict[int, int]:
+        """The ids that are banned after num_output tokens, and for how many tokens."""
+        bans: dict[int, int] = {}
+        if num_output == 0:
+            bans |= dict.fromkeys(self.rules.not_first, 1)
+        if num_output < self.params.min_tokens:
+            bans |= dict.fromkeys(self.end_ids, self.params.min_tokens - num_output)
+        return bans | {word[-1]: _ALWAYS for word in self.bad_words}
+
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
         """The number of draft tokens before the first that the constraint forbids. 0 if it raises: the row that depends on it then
         fails with that error."""
@@ -271,10 +319,11 @@ def _adjust(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Fail
     """logits: [R, V], written to. touched: the rows that change. -> those of them that failed"""
     failed: dict[int, str] = {}
     masks: list[tuple[int, Bits]] = []
+    in_one_call = _adjust_in_one_call(logits, rows, touched)
     for r in touched:
         sampler, history, drafted, _ = rows[r]
         try:
-            if sampler.has_logits_processors:
+            if sampler.has_logits_processors and r not in in_one_call:
                 logits[r] = sampler.warp(logits[r], history, drafted)
             if sampler.constraint is not None:
                 masks.append((r, sampler.mask(history, drafted)))
@@ -286,6 +335,26 @@ def _adjust(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> Fail
         failed.setdefault(r, "nothing is left to sample after bias, bad words and masks")
         logits[r] = 0  # any distribution will do, since the row has failed
     return failed
+
+
+def _adjust_in_one_call(logits: Tensor, rows: Sequence[Row], touched: Sequence[int]) -> set[int]:
+    """Let the compiled kernels do what `warp` does, for the rows where they can. logits: [R, V], written to. -> these rows"""
+    kernels = kernels_for(logits)
+    if kernels is None:
+        return set()
+    found: list[tuple[int, Adjustments, Sequence[int]]] = []
+    last: tuple[Sampler, Sequence[int], Adjustments | None] | None = None  # successive rows of a text share its history
+    for r in touched:
+        sampler, history, drafted, _ = rows[r]
+        if not sampler.has_adjustments(history, len(drafted) + 1):
+            continue
+        if last is None or last[0] is not sampler or last[1] is not history:
+            last = sampler, history, sampler.adjustments(history)
+        if last[2] is not None:
+            found.append((r, last[2], drafted))
+    if found:
+        kernels.adjust(logits, *zip(*found, strict=True))
+    return {r for r, _, _ in found}
 
 
 def choose(logits: Tensor, rows: Sequence[Row], *, margins: bool = False) -> Choice:
@@ -353,6 +422,14 @@ def draw_specs(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list
     return [
         row.spec.draw_spec(row.position, count, list(islice(uniforms, count)) if row.spec.draws else ())
         for row, count in zip(rows, counts, strict=True)
+    ]
+
+
+def draft_specs(rows: Sequence[Row], counts: Sequence[int]) -> list[DrawSpec]:
+    """draw_specs with the adjustments of each row's logits, for a model that chooses counts[r] tokens after row r in one call."""
+    return [
+        spec._replace(adjustments=row.sampler.adjustments(row.history)) if row.sampler.has_logits_processors else spec
+        for spec, row in zip(draw_specs(rows, counts), rows, strict=True)
     ]
 
 
