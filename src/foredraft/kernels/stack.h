@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int PRIVATE_ROWS = 8;   // up to this many, every thread prepares all rows itself, which saves a barrier
+constexpr int PRIVATE_ROWS = 4;   // up to this many, every thread prepares all rows itself, which saves a barrier
 
 struct Workspace {
     float *hidden, *qkv, *gated;
