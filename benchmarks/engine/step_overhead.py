@@ -80,8 +80,9 @@ class System:
         took, inside = time.perf_counter() - start, self.watch.seconds - inside
         self.step_ms.append(1e3 * took / (self.num_steps - before))
         self.outside.append(1 - inside / took)
-        self.speed.append(len(prompts) * (params.max_tokens or 0) / took)
-        return [request.output().outputs[0].token_ids for request in requests]
+        texts = [request.output().outputs[0].token_ids for request in requests]
+        self.speed.append(sum(map(len, texts)) / took)
+        return texts
 
 
 def systems(args: argparse.Namespace) -> list[System]:

@@ -33,6 +33,8 @@ class OnDevice:
     """A body that launches passes and generations as one on a device does. num_launched: passes over unknown tokens. num_known: passes
     over known drafts."""
 
+    can_adjust = False
+
     def __init__(self, body: Any, last: int | None = None) -> None:
         self._body, self._last = body, last
         self.kernels, self.is_batch_invariant = body.kernels, body.is_batch_invariant
@@ -48,8 +50,6 @@ class OnDevice:
         numbers = ids.flatten().tolist()
         known = [max(numbers[-1 - token], 0) if token < 0 else token for token in batch.ids]
         return self._body(batch._replace(ids=known), taps)  # type: ignore[no-any-return]
-
-    can_adjust = False
 
     def can_generate(self, specs: Sequence[DrawSpec]) -> bool:
         return True

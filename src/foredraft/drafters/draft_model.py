@@ -90,9 +90,7 @@ class DraftModelDrafter(HistoryReader):
             logits = self._model.read(reads, self._cache) if reads else None
 
     def _grow(self, trees: Sequence[DraftTree]) -> None:
-        at_once, others = split_trees(
-            trees, lambda draft: self._model.can_grow and is_written(draft, adjusts=self._model.can_adjust)
-        )
+        at_once, others = split_trees(trees, lambda draft: self._model.can_grow and self._is_written(draft))
         grow_at_once(at_once, self._passes, self._grow_pass)
         if others:
             grow_over(self._model, self._cache, others, self._read_rests([t.draft for t in others]), self._vocab_size)

@@ -12,14 +12,13 @@ namespace {
 // A row of logits, by id.
 struct AdjustedRow {
     float* logits;
-    const int64_t* columns;                // as in AdjustmentBatch
-    int64_t num_columns;
+    const AdjustmentBatch& batch;
 
     // Sets the logit of an id to change(logit), if the row has that id.
     template <class Change>
     void change(int64_t id, const Change& change) const {
-        if (id < 0 || id >= num_columns) return;
-        const int64_t column = columns ? columns[id] : id;
+        if (id < 0 || id >= batch.num_ids) return;
+        const int64_t column = batch.columns ? batch.columns[id] : id;
         if (column >= 0) logits[column] = change(logits[column]);
     }
 };
@@ -45,10 +44,10 @@ void penalise(const AdjustedRow& row, const Adjustments& a, const int64_t* gener
     }
 }
 
-// Changes the row that follows these generated tokens. logits: the row. width: its columns, if columns are ids
-void adjust(float* logits, int64_t width, const AdjustmentBatch& batch, int64_t sequence, const int64_t* generated, int64_t num_generated) {
+// Changes the row that follows these generated tokens. logits: the row
+void adjust(float* logits, const AdjustmentBatch& batch, int64_t sequence, const int64_t* generated, int64_t num_generated) {
     const Adjustments& a = batch.each[sequence];
-    const AdjustedRow row = {logits, batch.columns, batch.columns ? batch.num_columns : width};
+    const AdjustedRow row = {logits, batch};
     if (a.repetition != 1 || a.frequency != 0 || a.presence != 0) penalise(row, a, generated, num_generated);
     for (int64_t i = 0; i < a.num_biased; i++) row.change(a.biased[i], [&](float x) { return x + a.biases[i]; });
     for (int64_t i = 0; i < a.num_banned; i++)

@@ -244,6 +244,7 @@ bool has_small_sums(int64_t num_inputs) {
 // Exact for a float16 scale, whose significand has 11 bits. Then one operation gives scale * sum: scale * (START_AS_FLOAT + sum) minus this.
 F32x16 scaled_start_of(F32x16 scale) { return mul_ps(scale, set1_ps(START_AS_FLOAT)); }
 
+// A line has at most eight inputs of an output.
 bool starts_as_float(const Groups& g) { return g.scale_bytes == 2 && has_small_sums(g.steps * 2 * INT8_UNIT); }
 
 // The integers that the sums of sixteen groups start from: the corrections for the zero code.

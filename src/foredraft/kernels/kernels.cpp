@@ -119,7 +119,7 @@ void adjust_rows(float* logits, int64_t width, const AdjustmentBatch* adjustment
 #pragma omp parallel for num_threads(num_threads) if (num_rows * adjustments->each->num_ids > WORTH_A_TEAM)
     for (int64_t i = 0; i < num_rows; i++) {
         const int64_t first = i > 0 ? ends[i - 1] : 0;
-        adjust(logits + rows[i] * width, width, *adjustments, i, generated + first, ends[i] - first);
+        adjust(logits + rows[i] * width, *adjustments, i, generated + first, ends[i] - first);
     }
 }
 
@@ -315,7 +315,7 @@ int64_t generate(const Stack* s, const Batch* batch, const int64_t* lens, int64_
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (b.num_spans > 1 && b.num_spans * columns.width > WORTH_A_TEAM)
         for (int64_t i = 0; i < b.num_spans; i++) {
             int64_t* tokens = generated + open[i] * width;
-            if (adjustments) adjust(b.logits + i * s->head.n, s->head.n, *adjustments, open[i], tokens, step);
+            if (adjustments) adjust(b.logits + i * s->head.n, *adjustments, open[i], tokens, step);
             tokens[step] = choose_token(columns.row(b.logits, i), columns.width, columns.ids, specs[open[i]], {uniforms, keys}, step, token_probs);
         }
         int64_t left = 0;
@@ -368,8 +368,10 @@ void grow(const Stack* s, const Batch* batch, const int64_t* sizes, const int64_
             Tree& tree = trees[nodes[r].tree];
             const DrawSpec& spec = specs[nodes[r].tree];
             Best best(tree.num_children(nodes[r].node));
-            const std::vector<int64_t> path = tree.tokens_to(nodes[r].node);
-            if (adjustments) adjust(b.logits + r * s->head.n, s->head.n, *adjustments, nodes[r].tree, path.data(), (int64_t)path.size());
+            if (adjustments) {
+                const std::vector<int64_t> path = tree.tokens_to(nodes[r].node);
+                adjust(b.logits + r * s->head.n, *adjustments, nodes[r].tree, path.data(), (int64_t)path.size());
+            }
             choose_best(row_of(b.logits, 1, s->head.n, r), width, column_ids, spec, spec.kind == GREEDY ? 0 : keys[spec.first_noise + depth - 1], best);
             std::vector<int64_t> found;
             for (const auto& [_, column] : best.kept) {
@@ -410,7 +412,7 @@ int64_t choose_chains(const Matrix* second, const float* first, const float* log
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (count > 1 && work > WORTH_A_TEAM)
         for (int64_t r = 0; r < count; r++) {
             int64_t* tokens = chosen + open[r] * width;
-            if (adjustments) adjust(corrected.data() + r * second->n, second->n, *adjustments, open[r], tokens, step);
+            if (adjustments) adjust(corrected.data() + r * second->n, *adjustments, open[r], tokens, step);
             tokens[step] = choose_token(columns.row(corrected.data(), r), columns.width, columns.ids, specs[open[r]], {uniforms, keys}, step, token_probs);
         }
         int64_t left = 0;

@@ -144,15 +144,15 @@ class MarkovFactors:
     def __post_init__(self) -> None:
         if self.first.dtype != torch.float32 or not self.first.is_contiguous():
             raise ValueError(f"the first Markov factor must be contiguous float32, not {self.first.dtype}")
-        object.__setattr__(self, "columns", None)
-        ids = self.target_ids
-        if ids is None:
-            return
+        if self.target_ids is not None:
+            self._check_ids(self.target_ids)
+        object.__setattr__(self, "columns", columns_of(self.target_ids, len(self.first)))
+
+    def _check_ids(self, ids: Tensor) -> None:
         if ids.dtype != torch.int64 or ids.shape != (self.second.out_features,) or not ids.is_contiguous():
             raise ValueError(f"each of the {self.second.out_features} columns needs an int64 id")
         if not 0 <= int(ids.min()) <= int(ids.max()) < len(self.first):
             raise ValueError(f"columns must stand for ids below {len(self.first)}")
-        object.__setattr__(self, "columns", columns_of(ids, len(self.first)))
 
 
 class Chains(NamedTuple):

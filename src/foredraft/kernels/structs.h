@@ -127,8 +127,8 @@ struct Adjustments {
 // The changes for each sequence, and where ids are in a row of logits.
 struct AdjustmentBatch {
     const Adjustments* each;
-    const int64_t* columns;                // [num_columns], -1 for ids without one; null: columns are ids
-    int64_t num_columns;
+    const int64_t* columns;                // [num_ids], -1 for ids without one; null: columns are ids
+    int64_t num_ids;
 };
 
 // The distributions of drawn tokens. Row r holds `kept[r]` ids, likeliest first, or all ids in order if nothing is truncated.

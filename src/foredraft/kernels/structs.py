@@ -121,7 +121,7 @@ class AdjustmentsStruct(ctypes.Structure):
 
 
 class AdjustmentBatchStruct(ctypes.Structure):
-    _fields_ = [("each", POINTER(AdjustmentsStruct)), ("columns", c_void_p), ("num_columns", c_int64)]
+    _fields_ = [("each", POINTER(AdjustmentsStruct)), ("columns", c_void_p), ("num_ids", c_int64)]
 
 
 class AttentionCallStruct(ctypes.Structure):

@@ -45,13 +45,12 @@ class TokenCounts:
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """(ids [N], their counts in the output [N], whether the repetition penalty applies to them [N])."""
-        n = len(self._slots)
-        counts = self._counts[:n]
-        seen = (counts > 0) | (np.arange(n) < self._num_prompt_ids)
+        ids, counts, num_prompt_ids = self.arrays()
+        seen = (counts > 0) | (torch.arange(len(ids)) < num_prompt_ids)
         return (
-            to_device(torch.from_numpy(self._ids[:n].copy()), device, torch.int64),
-            to_device(torch.from_numpy(counts.copy()), device, torch.int64),
-            to_device(torch.from_numpy(seen), device, torch.bool),
+            to_device(ids, device, torch.int64),
+            to_device(counts, device, torch.int64),
+            to_device(seen, device, torch.bool),
         )
 
     def _add(self, token: int) -> None:

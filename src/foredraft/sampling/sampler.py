@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -77,6 +77,10 @@ class Sampler:
             or params.logits_processors
             or (params.min_tokens and self.end_ids)
             or params.allowed_token_ids is not None
+        )
+
+        self._depends_on_counts_alone = not (
+            params.logits_processors or self._allowed is not None or any(len(word) > 1 for word in self.bad_words)
         )
 
     def fresh(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Sampler:
@@ -158,12 +162,8 @@ class Sampler:
         """Whether `adjustments` can say what `warp` does to the next num_tokens rows. It cannot run a user's processors, and it bans
         tokens whatever the tokens before them are."""
         last = self.params.max_tokens if self.rules.last_ids else None
-        return not (
-            self.params.logits_processors
-            or self._allowed is not None
-            or any(len(word) > 1 for word in self.bad_words)
-            or (last is not None and len(history) - self.prompt_len + num_tokens >= last)
-        )
+        is_before_last = last is None or len(history) - self.prompt_len + num_tokens < last
+        return self._depends_on_counts_alone and is_before_last
 
     def adjustments(self, history: Sequence[int]) -> Adjustments | None:
         """What `warp` does to the rows after history, for models that choose several tokens in one call; None: nothing. Only where
@@ -343,15 +343,11 @@ def _adjust_in_one_call(logits: Tensor, rows: Sequence[Row], touched: Sequence[i
     if kernels is None:
         return set()
     found: list[tuple[int, Adjustments, Sequence[int]]] = []
-    last: tuple[Sampler, Sequence[int], Adjustments | None] | None = None  # successive rows of a text share its history
-    for r in touched:
-        sampler, history, drafted, _ = rows[r]
-        if not sampler.has_adjustments(history, len(drafted) + 1):
-            continue
-        if last is None or last[0] is not sampler or last[1] is not history:
-            last = sampler, history, sampler.adjustments(history)
-        if last[2] is not None:
-            found.append((r, last[2], drafted))
+    for _, group in groupby(touched, lambda r: (id(rows[r].sampler), id(rows[r].history))):  # the rows of a text
+        able = [r for r in group if rows[r].sampler.has_adjustments(rows[r].history, len(rows[r].drafted) + 1)]
+        adjustments = rows[able[0]].sampler.adjustments(rows[able[0]].history) if able else None
+        if adjustments is not None:
+            found += [(r, adjustments, rows[r].drafted) for r in able]
     if found:
         kernels.adjust(logits, *zip(*found, strict=True))
     return {r for r, _, _ in found}
