@@ -139,7 +139,7 @@ int parts_of_group(int64_t) { return 1; }
 // ends of pages. With groups, it needs every line.
 #ifdef __AMX_TILE__
 constexpr bool SPARSE = false;
-constexpr int PREFETCH = 4096;    // bytes ahead: past the end of the page, at which the hardware's prefetcher stops
+constexpr int PREFETCH = 12288;   // bytes ahead: past the end of the page, at which the hardware's prefetcher stops
 #else
 constexpr bool SPARSE = true;
 constexpr int PREFETCH = 8192;
