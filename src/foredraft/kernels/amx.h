@@ -20,7 +20,7 @@ constexpr int64_t LINE = 4 * GROUP;               // bytes from one row of a til
 bool has_tiles(const Matrix& m) { return (m.kind == BF16 && m.k % 32 == 0) || (m.kind == INT8 && m.k % TILE_BYTES == 0); }
 
 bool uses_tiles(const Matrix& m, int64_t num_rows) {
-    if (has_groups(m)) return groups_fit_tiles(m) && num_rows >= LEAST_GROUPED_ROWS;
+    if (has_groups(m)) return groups_fit_tiles(m) && fill_tiles(num_rows);
     return has_tiles(m) && (m.kind == BF16 || num_rows >= LEAST_WHOLE_ROWS);
 }
 
@@ -153,7 +153,7 @@ void multiply_pairs(int64_t steps, const char* weights, const char* in, int64_t 
 class Tiles {
     int num_rows_ = 0;
     const WithoutDenormals without_;
-    GroupedWeights grouped_;
+    std::unique_ptr<GroupedProduct> grouped_;
 
     void shape(int num_rows) {
         if (num_rows == num_rows_) return;
@@ -182,7 +182,8 @@ public:
                   int num_rows, int64_t block, int64_t num_blocks) {
         if (has_groups(m)) {
             if (std::exchange(num_rows_, num_rows) != num_rows) shape_for_groups(m, num_rows);
-            return grouped_.multiply(m, weights, in, stride, ahead, out, num_rows, block, num_blocks);
+            if (grouped_ == nullptr) grouped_.reset(new GroupedProduct(m, num_blocks));
+            return grouped_->multiply(weights, in, stride, ahead, out, num_rows, block);
         }
         if (m.kind == INT8) return multiply<INT8>(m.k / TILE_BYTES, weights, in, stride, ahead, out, num_rows);
         const int64_t steps = m.k / (TILE_BYTES / 2);

@@ -1,8 +1,9 @@
-// Products of many rows with weights in groups of inputs, with AMX.
+// Products of more than a few rows with weights in groups of inputs, with AMX.
 //
-// The sums of a group leave their tile as integers, and are scaled and added as in the AVX-512 loops, so that both give the same bits.
-// Codes are decoded to signed bytes once for all rows, so no correction for the zero code is needed. While the sums of one group are
-// scaled, those of the next are in another tile.
+// Each group of 32 outputs passes through four stages. Its codes are decoded to signed bytes, so no correction for the zero code is
+// needed; they are multiplied; the sums leave their tiles as integers; and these are scaled and added as in the AVX-512 loops, so that
+// both give the same bits. The stages work on different groups at the same time, so that none waits for another. Later blocks of rows
+// multiply the weights that the first one decoded.
 
 #pragma once
 
@@ -13,23 +14,24 @@
 
 namespace {
 
-constexpr int64_t LEAST_GROUPED_ROWS = 40;   // for fewer the AVX-512 loops are as fast
 constexpr int64_t LEAST_DEPTH = 32;          // inputs of a tile
+
+// Up to twelve rows, or twice eleven, the AVX-512 loops are as fast.
+bool fill_tiles(int64_t num_rows) { return num_rows > 22 || (num_rows > 12 && num_rows <= TILE_ROWS); }
 
 bool groups_fit_tiles(const Matrix& m) { return m.group % LEAST_DEPTH == 0 && has_small_sums(m.group); }
 
 // The inputs of a tile, all of one group.
 int64_t depth_of(const Matrix& m) { return m.group % TILE_BYTES == 0 ? TILE_BYTES : LEAST_DEPTH; }
 
-// Tiles 0 and 3 hold sums, tiles 1 and 4 rows, tiles 2 and 5 weights.
+// Groups take turns. Tiles 0 and 1 hold the sums of even ones and tile 4 their rows, tiles 2, 3 and 7 those of odd ones; 5 and 6 hold
+// weights.
 void shape_for_groups(const Matrix& m, int num_rows) {
     TileShapes shapes;
     const int64_t depth = depth_of(m);
-    for (int tile : {0, 3}) {
-        shapes.set(tile, num_rows);
-        shapes.set(tile + 1, num_rows, depth);
-        shapes.set(tile + 2, depth / INT8_UNIT);
-    }
+    for (int tile : {0, 1, 2, 3}) shapes.set(tile, num_rows);
+    for (int tile : {4, 7}) shapes.set(tile, num_rows, depth);
+    for (int tile : {5, 6}) shapes.set(tile, depth / INT8_UNIT);
     shapes.load();
 }
 
@@ -56,156 +58,171 @@ struct alignas(ALIGN) TileRow {
     int8_t numbers[TILE_BYTES];
 };
 
-// Tiles of sums, in memory. Those of missing rows stay at the start.
+// Tiles of sums in memory, of an even and an odd group. Those of missing rows stay at the start.
 struct alignas(ALIGN) GroupSums {
-    int32_t start[TILE_ROWS][16], stored[2][TILE_ROWS][16];
-    GroupSums() { std::fill(start[0], stored[0][0], START), std::fill(stored[0][0], stored[2][0], START); }
+    int32_t start[16], stored[2][2][TILE_ROWS][16];
+    GroupSums() { std::fill_n(start, 16, START), std::fill_n(stored[0][0][0], sizeof stored / sizeof(int32_t), START); }
 };
 
-// The sums of one group after another, in two tiles in turn.
-class SumsInTurn {
-    const int64_t depth_, steps_, stride_;
-    const TileRow* weights_;
-    const char* in_;
-    GroupSums& sums_;
-
-public:
-    SumsInTurn(const Matrix& m, const TileRow* weights, const char* in, int64_t stride, GroupSums& sums)
-        : depth_(depth_of(m)), steps_(m.group / depth_), stride_(stride), weights_(weights), in_(in), sums_(sums) {}
-
-    // Multiplies the next group. An instruction names its tiles by literals, so the two turns are written out.
-    template <int TURN>
-    void multiply() {
-        if constexpr (TURN == 0) _tile_loadd(0, sums_.start, TILE_BYTES);
-        else _tile_loadd(3, sums_.start, TILE_BYTES);
-        for (int64_t step = 0; step < steps_; step++, in_ += depth_, weights_ += depth_ / INT8_UNIT) {
-            if constexpr (TURN == 0) {
-                _tile_loadd(1, in_, stride_);
-                _tile_loadd(2, weights_, TILE_BYTES);
-                _tile_dpbssd(0, 1, 2);
-            } else {
-                _tile_loadd(4, in_, stride_);
-                _tile_loadd(5, weights_, TILE_BYTES);
-                _tile_dpbssd(3, 4, 5);
-            }
-        }
-    }
-
-    template <int TURN>
-    void store() {
-        if constexpr (TURN == 0) _tile_stored(0, sums_.stored[0], TILE_BYTES);
-        else _tile_stored(3, sums_.stored[1], TILE_BYTES);
-        finish_stores();
-    }
+// The constants of a block of rows, transposed: [groups, 16], 0 for missing rows.
+struct RowConstants {
+    const float *scales, *scaled_sums;
 };
 
-// The decoded weights of the 64 outputs that were multiplied last: [4 times sixteen outputs, inputs / 4], each a row of a tile.
-class GroupedWeights {
-    const char* decoded_ = nullptr;
-    std::unique_ptr<TileRow[]> rows_;
-    std::unique_ptr<GroupSums> sums_;
+// The product of all rows with 64 outputs after another. num_blocks: of rows, which take turns at each 64 outputs.
+class GroupedProduct {
+    const Matrix& m_;
+    const Groups g_ = groups_of(m_);
+    const Decoder decoder_{m_};
+    const int64_t block_bytes_ = block_bytes(m_), line_bytes_ = unit_of(m_) * BESIDE, heads_ = block_bytes_ - line_bytes_ * g_.steps;
+    const int64_t depth_ = depth_of(m_), tiles_per_group_ = m_.group / depth_, rows_per_group_ = m_.group / INT8_UNIT;
+    const int64_t num_kept_, kept_bits_;        // decoded groups: all, or two if there is one block of rows; bits of their places
+    std::unique_ptr<TileRow[]> decoded_{new TileRow[4 * num_kept_ * rows_per_group_]};
     std::unique_ptr<float[]> constants_;
-    int64_t num_blocks_ = 0;   // for which constants_ is filled
+    std::unique_ptr<GroupSums> sums_{new GroupSums};
+    int64_t num_prepared_ = 0;                  // blocks of rows for which constants_ is filled
 
-    void decode(const Matrix& m, const Groups& g, const char* from, Prefetch ahead) {
-        const int64_t num_rows = m.k / INT8_UNIT, heads = block_bytes(m) - unit_of(m) * BESIDE * g.steps;
-        if (rows_ == nullptr) rows_.reset(new TileRow[4 * num_rows]), sums_.reset(new GroupSums);
-        const Decoder decoder(m);
-        for (int part = 0; part < 4; part += 2) {
-            TileRow* to[2] = {rows_.get() + part * num_rows, rows_.get() + (part + 1) * num_rows};
-            for (int64_t group = 0; group < g.count; group++) {
-                from += heads;
-                for (int64_t step = 0; step < g.steps; step++, from += unit_of(m) * BESIDE) {
-                    for (int half = 0; half < 2; half++) {
-                        const I512 codes = load_si512(from + half * TILE_BYTES);
-                        ahead.has_read(TILE_BYTES);
-                        if (m.kind == INT8_GROUPS) {
-                            _mm512_store_si512(to[half]++, decoder.eight_bits(codes));
-                        } else {
-                            _mm512_store_si512(to[half]++, decoder.four_bits(codes));
-                            _mm512_store_si512(to[half]++, decoder.four_bits(_mm512_srli_epi16(codes, 4)));
-                        }
-                    }
-                }
+    // The decoded weights of a group for sixteen outputs.
+    TileRow* decoded(int part, int64_t group) const {
+        return decoded_.get() + (part * num_kept_ + (group & kept_bits_)) * rows_per_group_;
+    }
+
+    RowConstants constants_of(const char* in, int64_t stride, int num_rows, int64_t block) {
+        const int64_t count = g_.count * TILE_ROWS;
+        float* to = constants_.get() + 2 * block * count;
+        for (; num_prepared_ <= block; num_prepared_++)
+            for (int r = 0; r < num_rows; r++) {
+                const float* from = (const float*)(in + r * stride + g_.constants_at) + g_.count;
+                for (int64_t i = 0; i < 2 * g_.count; i++) to[i * TILE_ROWS + r] = from[i];
+            }
+        return {to, to + count};
+    }
+
+    INLINE void decode(const char* from, TileRow* first, TileRow* second, Prefetch& ahead) const {
+        from += heads_;
+        has_read_lines(ahead, heads_ / TILE_BYTES, false);
+        for (int64_t step = 0; step < g_.steps; step++, from += line_bytes_) {
+            has_read_lines(ahead, line_bytes_ / TILE_BYTES, false);
+            const I512 a = load_si512(from), b = load_si512(from + TILE_BYTES);
+            if (m_.kind == INT8_GROUPS) {
+                _mm512_store_si512(first++, decoder_.eight_bits(a));
+                _mm512_store_si512(second++, decoder_.eight_bits(b));
+            } else {
+                _mm512_store_si512(first++, decoder_.four_bits(a));
+                _mm512_store_si512(first++, decoder_.four_bits(_mm512_srli_epi16(a, 4)));
+                _mm512_store_si512(second++, decoder_.four_bits(b));
+                _mm512_store_si512(second++, decoder_.four_bits(_mm512_srli_epi16(b, 4)));
             }
         }
         finish_stores();
     }
 
-    // The constants of the rows of a block, transposed: [2, groups, 16], scales and scaled sums; 0 for missing rows. They do not depend
-    // on the weights.
-    const float* constants_of(const Groups& g, const char* in, int64_t stride, int num_rows, int64_t block, int64_t num_blocks) {
-        const int64_t count = 2 * g.count * TILE_ROWS;
-        if (constants_ == nullptr) constants_.reset(new float[num_blocks * count]());
-        float* to = constants_.get() + block * count;
-        if (num_blocks_ > block) return to;
-        num_blocks_ = block + 1;
-        for (int r = 0; r < num_rows; r++) {
-            const float* from = (const float*)(in + r * stride + g.constants_at) + g.count;
-            for (int64_t i = 0; i < 2 * g.count; i++) to[i * TILE_ROWS + r] = from[i];
+    // An instruction names its tiles by literals, so the two turns are written out.
+    template <int TURN>
+    INLINE void multiply(const char* in, int64_t stride, const TileRow* first, const TileRow* second) const {
+        if constexpr (TURN == 0) {
+            _tile_loadd(0, sums_->start, 0);
+            _tile_loadd(1, sums_->start, 0);
+        } else {
+            _tile_loadd(2, sums_->start, 0);
+            _tile_loadd(3, sums_->start, 0);
         }
-        return to;
+        for (int64_t i = 0; i < tiles_per_group_; i++, in += depth_, first += depth_ / INT8_UNIT, second += depth_ / INT8_UNIT) {
+            if constexpr (TURN == 0) {
+                _tile_loadd(4, in, stride);
+                _tile_loadd(5, first, TILE_BYTES);
+                _tile_dpbssd(0, 4, 5);
+                _tile_loadd(6, second, TILE_BYTES);
+                _tile_dpbssd(1, 4, 6);
+            } else {
+                _tile_loadd(7, in, stride);
+                _tile_loadd(5, first, TILE_BYTES);
+                _tile_dpbssd(2, 7, 5);
+                _tile_loadd(6, second, TILE_BYTES);
+                _tile_dpbssd(3, 7, 6);
+            }
+        }
     }
 
-    // Multiplies by sixteen outputs. scales: of the first group. constants: see constants_of
-    template <int SCALE_BYTES>
-    void multiply_part(const Matrix& m, const Groups& g, const TileRow* weights, const char* scales, const char* in, int64_t stride,
-                       const float* constants, Prefetch& ahead, float (*out)[GROUP]) const {
-        const int64_t block = block_bytes(m);
-        const float* scaled_sums = constants + g.count * TILE_ROWS;
-        F32x16 totals[TILE_ROWS];
-#pragma GCC unroll 16
-        for (int r = 0; r < TILE_ROWS; r++) totals[r] = setzero_ps();
-        const auto add = [&](const int32_t(*sums)[16]) __attribute__((always_inline)) {
-            const F32x16 scale = load_sixteen_scales(scales, SCALE_BYTES), start = set1_ps(START_AS_FLOAT);
-            const F32x16 scaled_start = scaled_start_of(scale);
-#pragma GCC unroll 16
-            for (int r = 0; r < TILE_ROWS; r++) {
-                const F32x16 sum = load_ps((const float*)sums[r]);
-                const F32x16 scaled = SCALE_BYTES == 2 ? fmsub_ps(sum, scale, scaled_start) : mul_ps(sub_ps(sum, start), scale);
-                totals[r] = fmadd_ps(scaled, set1_ps(constants[r]), totals[r]);
-            }
-            if (g.has_offsets) {
-                const F32x16 offset = load_sixteen_scales(scales + BESIDE * SCALE_BYTES, SCALE_BYTES);
-#pragma GCC unroll 16
-                for (int r = 0; r < TILE_ROWS; r++) totals[r] = fmadd_ps(set1_ps(scaled_sums[r]), offset, totals[r]);
-            }
-            scales += block, constants += TILE_ROWS, scaled_sums += TILE_ROWS;
-            ahead.will_read(block / 2);
-        };
-        SumsInTurn sums(m, weights, in, stride, *sums_);
-        sums.multiply<0>();
-        for (int64_t group = 0; group < g.count; group += 2) {
-            if (group + 1 < g.count) sums.multiply<1>();
-            sums.store<0>();
-            if (group > 0) add(sums_->stored[1]);
-            if (group + 2 < g.count) sums.multiply<0>();
-            if (group + 1 < g.count) sums.store<1>();
-            add(sums_->stored[0]);
+    template <int TURN>
+    INLINE void store() const {
+        if constexpr (TURN == 0) {
+            _tile_stored(0, sums_->stored[0][0], TILE_BYTES);
+            _tile_stored(1, sums_->stored[0][1], TILE_BYTES);
+        } else {
+            _tile_stored(2, sums_->stored[1][0], TILE_BYTES);
+            _tile_stored(3, sums_->stored[1][1], TILE_BYTES);
         }
-        if (g.count % 2 == 0) add(sums_->stored[1]);
+        finish_stores();
+    }
+
+    template <int ROWS, int SCALE_BYTES>
+    INLINE void scale(const int32_t (*sums)[TILE_ROWS][16], const char* scales, const RowConstants& rows, F32x16 (*totals)[ROWS]) const {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++, scales += 16 * SCALE_BYTES) {
+            const F32x16 scale = load_sixteen_scales(scales, SCALE_BYTES), start = set1_ps(START_AS_FLOAT), scaled_start = scaled_start_of(scale);
 #pragma GCC unroll 16
-        for (int r = 0; r < TILE_ROWS; r++) store_ps(out[r], totals[r]);
+            for (int r = 0; r < ROWS; r++) {
+                const F32x16 sum = load_ps((const float*)sums[v][r]);
+                const F32x16 scaled = SCALE_BYTES == 2 ? fmsub_ps(sum, scale, scaled_start) : mul_ps(sub_ps(sum, start), scale);
+                totals[v][r] = fmadd_ps(scaled, set1_ps(rows.scales[r]), totals[v][r]);
+            }
+            if (!g_.has_offsets) continue;
+            const F32x16 offset = load_sixteen_scales(scales + BESIDE * SCALE_BYTES, SCALE_BYTES);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; r++) totals[v][r] = fmadd_ps(set1_ps(rows.scaled_sums[r]), offset, totals[v][r]);
+        }
+    }
+
+    // Multiplies up to ROWS rows by 32 outputs. part: the first of their two parts; are_decoded: whether a block before decoded them
+    template <int ROWS, int SCALE_BYTES>
+    void multiply_parts(const char* weights, int part, bool are_decoded, const char* in, int64_t stride, const RowConstants& rows,
+                        Prefetch& ahead, float (*out)[GROUP]) const {
+        F32x16 totals[2][ROWS];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) totals[0][r] = totals[1][r] = setzero_ps();
+        const auto step = [&](auto turn, int64_t group) __attribute__((always_inline)) {
+            constexpr int TURN = turn.value;  // of group, which is scaled
+            const int64_t to_decode = group + 3, to_multiply = group + 2, to_store = group + 1;
+            const auto exists = [&](int64_t group) { return group >= 0 && group < g_.count; };
+            if (exists(to_decode)) {
+                if (are_decoded) ahead.will_read(block_bytes_);
+                else decode(weights + to_decode * block_bytes_, decoded(part, to_decode), decoded(part + 1, to_decode), ahead);
+            }
+            if (exists(to_multiply)) multiply<TURN>(in + to_multiply * m_.group, stride, decoded(part, to_multiply), decoded(part + 1, to_multiply));
+            if (exists(to_store)) store<1 - TURN>();
+            if (!exists(group)) return;
+            scale<ROWS, SCALE_BYTES>(sums_->stored[TURN], weights + group * block_bytes_,
+                                     {rows.scales + group * TILE_ROWS, rows.scaled_sums + group * TILE_ROWS}, totals);
+        };
+        for (int64_t group = -3; group < g_.count; group += 2) {
+            step(std::integral_constant<int, 1>{}, group);
+            step(std::integral_constant<int, 0>{}, group + 1);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) store_ps(out[r], totals[0][r]), store_ps(out[r] + 16, totals[1][r]);
+    }
+
+    template <int ROWS>
+    void multiply_rows(const char* weights, bool are_decoded, const char* in, int64_t stride, const RowConstants& rows, Prefetch ahead,
+                       float (*out)[GROUP]) const {
+        for (int part = 0; part < 4; part += 2, weights += g_.count * block_bytes_) {
+            const auto to = (float(*)[GROUP])(out[0] + 16 * part);
+            if (g_.scale_bytes == 2) multiply_parts<ROWS, 2>(weights, part, are_decoded, in, stride, rows, ahead, to);
+            else multiply_parts<ROWS, 4>(weights, part, are_decoded, in, stride, rows, ahead, to);
+        }
     }
 
 public:
-    // For at most sixteen rows; all sixteen rows of out are written.
-    void multiply(const Matrix& m, const char* weights, const char* in, int64_t stride, Prefetch ahead, float (*out)[GROUP], int num_rows,
-                  int64_t block, int64_t num_blocks) {
-        const Groups g = groups_of(m);
-        Prefetch while_multiplying = ahead;
-        if (weights != decoded_) {
-            decode(m, g, weights, ahead);
-            decoded_ = weights, while_multiplying.bytes_per_line = 0;
-        }
-        const float* constants = constants_of(g, in, stride, num_rows, block, num_blocks);
-        for (int part = 0; part < 4; part++) {
-            const char* scales = weights + part / 2 * g.count * block_bytes(m) + part % 2 * 16 * g.scale_bytes;
-            const TileRow* decoded = rows_.get() + part * m.k / INT8_UNIT;
-            const auto to = (float(*)[GROUP])(out[0] + 16 * part);
-            if (g.scale_bytes == 2) multiply_part<2>(m, g, decoded, scales, in, stride, constants, while_multiplying, to);
-            else multiply_part<4>(m, g, decoded, scales, in, stride, constants, while_multiplying, to);
-        }
+    GroupedProduct(const Matrix& m, int64_t num_blocks)
+        : m_(m), num_kept_(num_blocks > 1 ? g_.count : 2), kept_bits_(num_blocks > 1 ? -1 : 1), constants_(new float[2 * num_blocks * g_.count * TILE_ROWS]()) {}
+
+    // For at most sixteen rows; all sixteen rows of out may be written.
+    void multiply(const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP], int num_rows, int64_t block) {
+        constexpr int FEW = 3 * TILE_ROWS / 4;
+        const RowConstants rows = constants_of(in, stride, num_rows, block);
+        if (num_rows <= FEW) multiply_rows<FEW>(weights, block > 0, in, stride, rows, ahead, out);
+        else multiply_rows<TILE_ROWS>(weights, block > 0, in, stride, rows, ahead, out);
     }
 };
 
