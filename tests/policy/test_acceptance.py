@@ -250,6 +250,17 @@ def test_of_new_texts_nothing_is_restored() -> None:
     assert again.mean_rate == fresh.mean_rate
 
 
+@pytest.mark.parametrize(("evaluated", "accepted"), [(1.0, 16.0), (0.0, 1e308)])
+def test_restored_counts_that_cannot_be_give_possible_forecasts(evaluated: float, accepted: float) -> None:
+    estimator = AcceptanceEstimator(MAX_DRAFT)
+    counts = [[number] * MAX_DRAFT for number in (evaluated, accepted, 1.0, 16.0)]
+    estimator.restore([counts] * (NUM_BUCKETS - FIRST_LEVEL))
+    for bucket in range(NUM_BUCKETS):
+        forecast = estimator.forecast(bucket)
+        assert all(0 <= rate <= 1 for rate in estimator.rates(bucket))
+        assert all(1 <= tokens <= 1 + position for position, tokens in enumerate(forecast.num_tokens))
+
+
 def test_counts_of_another_number_of_positions_are_ignored() -> None:
     before, again = AcceptanceEstimator(MAX_DRAFT + 1), AcceptanceEstimator(MAX_DRAFT)
     for _ in range(400):

@@ -13,7 +13,15 @@ import pytest
 from foredraft.policy import ControllerState, CostModel, StateFile
 
 COSTS = b'{"costs": {"steps": {"greedy": [[1, 1, %s]], "sampled": []}, "drafts": [], "reading": {}, "tree_factors": {}}'
-LEVELS = [b"3", b'{"a": 1}', b'{"a": [[1]]}', b'{"a": [[[-1]]]}', b'{"a": [[[NaN]]]}', b'{"a": [[["x"]]]}']
+LEVELS = [
+    b"3",
+    b'{"a": 1}',
+    b'{"a": [[1]]}',
+    b'{"a": [[[-1]]]}',
+    b'{"a": [[[NaN]]]}',
+    b'{"a": [[["x"]]]}',
+    b'{"a": [[[1%s]]]}' % (400 * b"0"),
+]
 SUBJECT = {"machine": "here", "target": "some", "drafters": ["a", "b"]}
 
 
@@ -75,9 +83,11 @@ def test_the_state_of_another_subject_is_not_used(other: dict[str, object]) -> N
         b'{"costs": {"steps": 1, "drafts": 2, "reading": 3}, "chains": {}, "trees": {}}',
         COSTS % b"NaN" + b', "chains": {}, "trees": {}}',
         COSTS % b"0.1",
+        COSTS % (b"1" + 400 * b"0") + b', "chains": {}, "trees": {}}',
+        100_000 * b"[",
         *(COSTS % b"0.1" + b', "chains": %s, "trees": {}}' % levels for levels in LEVELS),
     ],
-    ids=str,
+    ids=lambda content: str(content[:80]),
 )
 def test_a_damaged_file_is_replaced_with_one_warning(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     file = StateFile.of(SUBJECT)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
+from transformers import NoBadWordsLogitsProcessor
 
 from foredraft.sampling import CheckpointRules, Sampler, SamplingParams, not_honoured
 
@@ -17,9 +20,9 @@ CONFIG = {
 }
 
 
-def sampler(rules: CheckpointRules, **params: Any) -> Sampler:
+def sampler(rules: CheckpointRules, prompt: Sequence[int] = (9,), **params: Any) -> Sampler:
     resolved = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params}).resolve({})
-    return Sampler(resolved, [9], torch.Generator(), rules=rules)
+    return Sampler(resolved, prompt, torch.Generator(), rules=rules)
 
 
 def masked(made: Sampler, history: list[int], drafted: list[int]) -> list[int]:
@@ -45,6 +48,18 @@ def test_each_rule_applies_at_its_position() -> None:
     assert masked(made, [9, 6], [0, 0]) == [0, 1, 3, 4, 5, 6, 7, 8, 9]  # the fourth token of four
     assert masked(made.fresh([9]), [9], []) == [1, 7, 8]
     assert masked(sampler(CheckpointRules.of(CONFIG), max_tokens=None), [9, 6, 6, 6], []) == [7, 8]
+
+
+@pytest.mark.parametrize("prompt", [[1, 4], [4, 5], [5, 5, 6], [6]])
+def test_bad_words_that_begin_in_the_prompt_are_those_of_transformers(prompt: list[int]) -> None:
+    words = [[7], [4, 5], [5, 6, 3], [4, 8, 0]]
+    processor = NoBadWordsLogitsProcessor(words, eos_token_id=[2])
+    made = sampler(CheckpointRules.of({"bad_words_ids": words, "eos_token_id": 2}), prompt)
+    for output in ([], [8], [6], [6, 4], [4], [4, 8]):
+        row = processor(torch.tensor([prompt + output]), torch.zeros(1, 10))[0]
+        expected = [token for token, value in enumerate(row.tolist()) if value == -torch.inf]
+        for split in range(len(output) + 1):
+            assert masked(made, prompt + output[:split], output[split:]) == expected
 
 
 def test_without_rules_nothing_changes() -> None:

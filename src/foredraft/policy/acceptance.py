@@ -135,7 +135,7 @@ class _Counts:
         for position in range(len(shares) - 1, -1, -1):
             requested += self.requested[position]
             drafted += self.drafted[position]
-            shares[position] = min(self.decay.share(drafted, requested, prior[position]), 1.0)
+            shares[position] = self.decay.share(drafted, requested, prior[position])
         return shares
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +41,6 @@ def _levels(levels: list[Any]) -> list[Numbers]:
 
 
 def _count(number: float) -> float:
-    if not 0.0 <= float(number) < math.inf:
-        raise ValueError(f"{number} is not a count: it must be finite and at least 0")
+    if not 0.0 <= number <= sys.float_info.max:
+        raise ValueError("a count must be finite and at least 0")
     return float(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
@@ -252,13 +252,13 @@ def _step_curve() -> Curve:
 
 
 def _point(n: int, x: int, seconds: float) -> Point:
-    if not (1 <= n < math.inf and 0 <= x < math.inf):
+    if not (1 <= n <= sys.maxsize and 0 <= x <= sys.maxsize):
         raise ValueError(f"({n}, {x}) is not a point of a curve: n must be at least 1 and x at least 0")
     return int(n), int(x), _seconds(seconds)
 
 
 def _seconds(value: float) -> float:
     """Raises ValueError for anything but a finite time of at least 0."""
-    if not 0.0 <= float(value) < math.inf:
-        raise ValueError(f"{value} is not a time: it must be finite and at least 0")
+    if not 0.0 <= value <= sys.float_info.max:
+        raise ValueError("a time must be finite and at least 0")
     return float(value)

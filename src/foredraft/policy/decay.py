@@ -52,9 +52,9 @@ class Decay:
         return count / self._weight
 
     def share(self, count: float, total: float, prior: float, weight: float = PRIOR_WEIGHT) -> float:
-        """count / total, close to the prior if little was counted. weight: of the prior, in events"""
+        """count / total, at most 1, close to the prior if little was counted. weight: of the prior, in events"""
         prior_weight = weight * self._weight
-        return (count + prior_weight * prior) / (total + prior_weight)
+        return min((count + prior_weight * prior) / (total + prior_weight), 1.0)
 
     def shares(self, counts: Sequence[float], totals: Sequence[float], priors: Sequence[float]) -> list[float]:
         """The share for each count."""

@@ -39,7 +39,7 @@ class StateFile:
         if self.path is not None and is_ours(self.path):
             try:
                 return ControllerState.from_dict(json.loads(self.path.read_text()))
-            except (OSError, ValueError, TypeError, KeyError) as error:
+            except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
                 logger.warning(
                     "%s: the stored costs of steps and drafts cannot be read (%s); they are measured again",
                     self.path,

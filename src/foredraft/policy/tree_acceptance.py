@@ -79,7 +79,7 @@ class _Counts:
 
     def fill_rate(self, prior: float) -> float:
         wanted, drafted = self.nodes
-        return min(self.decay.share(drafted, wanted, prior), 1.0)
+        return self.decay.share(drafted, wanted, prior)
 
 
 class TreeEstimator(LevelEstimator):

@@ -76,7 +76,10 @@ _NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample one request. Names, defaults and order of application are those of vLLM.
+    """How to sample one request. Names and defaults are those of vLLM.
+
+    Penalties are applied first, then logits_processors, logit_bias, bad_words, min_tokens and allowed_token_ids, structured_outputs,
+    temperature, min_p, top_k and top_p. vLLM applies penalties after the other changes to logits; otherwise its order is the same.
 
     temperature, top_p, top_k, min_p, repetition_penalty: None takes the checkpoint's generation_config, else the
         neutral value. Temperature 0 is greedy. top_k 0 (or -1, or more than the vocabulary holds) and top_p 1 keep
@@ -84,7 +87,7 @@ class SamplingParams:
     max_tokens: None runs to the end of the context. 0 generates nothing but reads the prompt, for its prompt_logprobs or for the
         prefix cache.
     stop: strings that end the text; checked once min_tokens were generated. stop_token_ids: the same for ids.
-    bad_words: strings whose last token is masked where it would complete them.
+    bad_words: strings whose last token is masked where it would complete one that began in the output.
     allowed_token_ids: the only ids that may be generated; None: any. An end-of-sequence id ends the text only if it is among them.
     seed: makes the text depend on model, prompt, parameters and seed alone (verification "coupled").
     n: how many texts to generate for the prompt.

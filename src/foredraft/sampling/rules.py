@@ -17,8 +17,8 @@ _NOT_HONOURED: Mapping[str, Any] = {
 
 
 class CheckpointRules(NamedTuple):
-    """bad_words: sequences of ids whose last id is masked where it would complete them; a sequence of one id suppresses that id
-    everywhere. not_first: ids that are masked at the start of a text. last_ids: the ids allowed as the last token under max_tokens;
+    """bad_words: sequences of ids whose last id is masked where it would complete them, also where they begin in the prompt, as in
+    transformers; a sequence of one id suppresses that id everywhere. not_first: ids that are masked at the start of a text. last_ids: the ids allowed as the last token under max_tokens;
     (): any."""
 
     bad_words: tuple[tuple[int, ...], ...] = ()

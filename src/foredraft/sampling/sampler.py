@@ -35,9 +35,9 @@ class Sampler:
 
     spec: the part of it that is plain data. has_logits_processors: whether logits are changed by more than a constraint, which only
     masks some. params: resolved (no None among temperature, top_p, top_k, min_p, repetition_penalty). prompt: prompt ids.
-    end_ids: ids masked until min_tokens were generated. bad_words: their token sequences.
-    rules: those of the checkpoint. child: the index of this text among the n of its request. generator: for the noise of unseeded
-    draws. constraint: how the text may continue; None: in any way.
+    end_ids: ids masked until min_tokens were generated. bad_words: their token sequences, whose beginnings in the prompt do not count
+    (those of the rules do). rules: those of the checkpoint. child: the index of this text among the n of its request. generator: for
+    the noise of unseeded draws. constraint: how the text may continue; None: in any way.
 
     Raises ForedraftError for structured_outputs without a constraint made from them.
     """
@@ -62,7 +62,7 @@ class Sampler:
         self._coupled_spec: SamplingSpec | None = None
         self.prompt_len = len(prompt)
         self.end_ids = tuple(end_ids)
-        self.bad_words = tuple(tuple(word) for word in (*bad_words, *rules.bad_words))
+        self.bad_words = tuple(tuple(word) for word in bad_words)
         self.rules = rules
         self.constraint = constraint
         self._bias = _bias_tensors(params)
@@ -72,6 +72,7 @@ class Sampler:
             self._counts is not None
             or self._bias
             or self.bad_words
+            or rules.bad_words
             or rules.not_first
             or rules.last_ids
             or params.logits_processors
@@ -80,7 +81,9 @@ class Sampler:
         )
 
         self._depends_on_counts_alone = not (
-            params.logits_processors or self._allowed is not None or any(len(word) > 1 for word in self.bad_words)
+            params.logits_processors
+            or self._allowed is not None
+            or any(len(word) > 1 for word in (*self.bad_words, *rules.bad_words))
         )
 
     def fresh(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Sampler:
@@ -93,7 +96,7 @@ class Sampler:
             end_ids=self.end_ids,
             bad_words=self.bad_words,
             constraint=self.constraint,
-            rules=self.rules._replace(bad_words=()),
+            rules=self.rules,
         )
 
     @property
@@ -138,9 +141,10 @@ class Sampler:
         if self._bias is not None:
             ids, values = (to_device(part, logits.device, part.dtype) for part in self._bias)
             logits[ids] += values.to(logits)
-        for word in self.bad_words:
-            if _ends_with(history, drafted, self.prompt_len, word[:-1]):
-                logits[word[-1]] = -torch.inf
+        for words, start in ((self.bad_words, self.prompt_len), (self.rules.bad_words, 0)):
+            for word in words:
+                if _ends_with(history, drafted, start, word[:-1]):
+                    logits[word[-1]] = -torch.inf
         num_output = len(history) + len(drafted) - self.prompt_len
         if num_output < self.params.min_tokens:
             logits.index_fill_(0, to_device(self.end_ids, logits.device, torch.int64), -torch.inf)
@@ -196,7 +200,7 @@ class Sampler:
             bans |= dict.fromkeys(self.rules.not_first, 1)
         if num_output < self.params.min_tokens:
             bans |= dict.fromkeys(self.end_ids, self.params.min_tokens - num_output)
-        return bans | {word[-1]: _ALWAYS for word in self.bad_words}
+        return bans | {word[-1]: _ALWAYS for word in (*self.bad_words, *self.rules.bad_words)}
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
         """The number of draft tokens before the first that the constraint forbids. 0 if it raises: the row that depends on it then
@@ -545,12 +549,11 @@ def _only(logits: Tensor, ids: Tensor) -> Tensor:
     return torch.full_like(logits, -torch.inf).index_copy_(0, ids, logits[ids])
 
 
-def _ends_with(history: Sequence[int], drafted: Sequence[int], prompt_len: int, suffix: tuple[int, ...]) -> bool:
-    """Whether the output part of history + drafted ends with `suffix`."""
-    num_output = len(history) + len(drafted) - prompt_len
-    if len(suffix) > num_output:
+def _ends_with(history: Sequence[int], drafted: Sequence[int], start: int, suffix: tuple[int, ...]) -> bool:
+    """Whether history + drafted, from `start` on, ends with `suffix`."""
+    if len(suffix) > len(history) + len(drafted) - start:
         return False
-    tail = [*history[max(prompt_len, len(history) - len(suffix)) :], *drafted]
+    tail = [*history[max(start, len(history) - len(suffix)) :], *drafted]
     return not suffix or tuple(tail[-len(suffix) :]) == suffix
 
 
