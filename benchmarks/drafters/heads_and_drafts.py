@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--target", default=str(EMBEDDED / "target"))
     parser.add_argument("--draft", default=str(EMBEDDED / "draft"))
     parser.add_argument("--quantization")
+    parser.add_argument("--draft-quantizations", nargs=2, default=[None, None], metavar=("RIVAL", "OWN"))
     parser.add_argument("--gammas", nargs="+", default=["4", "auto"])
     parser.add_argument("--texts", nargs="+", choices=list(PROMPTS), default=list(PROMPTS))
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
@@ -79,9 +80,14 @@ def main() -> None:
     gammas: list[int | str] = [gamma if gamma == "auto" else int(gamma) for gamma in args.gammas]
     llms = {
         name: LLM(
-            args.target, draft, quantization=args.quantization, num_threads=args.threads, enable_prefix_caching=False
+            args.target,
+            draft,
+            quantization=args.quantization,
+            draft_quantization=rounding,
+            num_threads=args.threads,
+            enable_prefix_caching=False,
         )
-        for name, draft in zip(args.names, (args.draft, args.head), strict=True)
+        for name, draft, rounding in zip(args.names, (args.draft, args.head), args.draft_quantizations, strict=True)
     }
     sections = (
         (f"{kind}, {sampling_title(temperature)}", measure(llms, gammas, kind, temperature, args))

@@ -105,8 +105,9 @@ class LLM:
         continues; the others compute their share, and end with the first (see docs/guides/scaling.md).
     quantization: "int8" rounds the linear layers to eight bits while they are loaded; "int4" rounds them to four but the lm_head to
         eight, "int4-all" the lm_head to four too; None leaves them as they are.
-    draft_quantization: the same for the draft, or for all matrices of a head; None: as the target, but a head in eight bits if the
-        target is rounded or stored in few bits; "none": none. It may lower acceptance but never changes the output.
+    draft_quantization: the same for the draft, or for all matrices of a head; None: as the target, but if the target is rounded or
+        stored in few bits, a head in eight bits, a large EAGLE head in four; "none": none. It may lower acceptance but never changes
+        the output.
     batch_invariant: on a GPU, use matrix products that compute each row independently of the others, so that a greedy or
         seeded text does not depend on drafts or on other requests (see docs/internals/gpu.md). No effect on a CPU.
     seed: for the noise of requests without a seed. Their texts are reproducible only if speculative_tokens is a number, since

@@ -108,7 +108,9 @@ def test_over_a_compiled_target_the_draft_is_compiled_too(name: str, quantizatio
     target = probe_encoder_decoder(
         hf.bfloat16(), name, lambda ours: prepare(ours, name, options), rounded_groups(options)
     )
-    decoder = load_decoder_draft(str(draft(name, all_layers(name))), target, weight_format=head_format(hf, options))
+    decoder = load_decoder_draft(
+        str(draft(name, all_layers(name))), target, weight_format=head_format(hf, options).small
+    )
     assert type(decoder.body) is DecoderStackBody
     source, text = TokenSource(tuple(sources(1)[0])), [*target.traits.start_ids, 5, 9, 4, 4, 30]
     caches = [

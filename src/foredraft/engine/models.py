@@ -35,8 +35,9 @@ from foredraft.heads import (
     head_method_of,
 )
 from foredraft.heads.decoder_draft import is_decoder_draft, load_decoder_draft
+from foredraft.heads.head_format import NOT_ROUNDED, ROUNDED, HeadFormat
 from foredraft.heads.module import HeadModule
-from foredraft.kernels import WeightFormat, quantize_int4, quantize_int8, unquantized
+from foredraft.kernels import WeightFormat, quantize_int4, quantize_int8
 from foredraft.model import (
     LanguageModel,
     LoadOptions,
@@ -234,7 +235,7 @@ class LoadedModels:
     def _load_draft(self, source: ModelSource, options: LoadOptions) -> LanguageModel:
         """Load a draft model. If both models have a tokenizer, their vocabularies are compared before the weights are loaded."""
         if _shares_encoder(source, options):
-            return load_decoder_draft(os.fspath(source), self.target, options.revision, self._head_format())
+            return load_decoder_draft(os.fspath(source), self.target, options.revision, self._head_format().small)
         if self.tokenizer is None or isinstance(source, PreTrainedModel):
             draft = load_model(source, options)
             check_logit_width(self.target, draft)
@@ -268,7 +269,7 @@ class LoadedModels:
             os.fspath(source), self.target, options.revision, self.head_options, self._head_format(), text
         )
 
-    def _head_format(self) -> WeightFormat:
+    def _head_format(self) -> HeadFormat:
         return head_format(self.source, self.options, self._draft_quantization)
 
 
@@ -293,14 +294,14 @@ def _on_one_device(options: LoadOptions) -> LoadOptions:
     return replace(options, device_map=None, tp_plan=None)
 
 
-def head_format(target: ModelSource, options: LoadOptions, draft_quantization: str | None = None) -> WeightFormat:
-    """The format of a head's matrices. options: the target's. For a target that is rounded, or stored in few bits, it is eight bits: with
-    four, drafts are accepted less often, so four are only used if they are requested for the head itself."""
+def head_format(target: ModelSource, options: LoadOptions, draft_quantization: str | None = None) -> HeadFormat:
+    """The format of a head's matrices. options: the target's. By default the head of a target that is rounded, or stored in few bits, is
+    rounded too."""
     if draft_quantization is None:
-        return quantize_int8 if options.is_rounded or is_stored_in_few_bits(target, options) else unquantized
+        return ROUNDED if options.is_rounded or is_stored_in_few_bits(target, options) else NOT_ROUNDED
     if draft_quantization in FOUR_BITS:
-        return quantize_int4
-    return quantize_int8 if draft_quantization == "int8" else unquantized
+        return HeadFormat.same(quantize_int4)
+    return HeadFormat.same(quantize_int8) if draft_quantization == "int8" else NOT_ROUNDED
 
 
 def draft_method_of(

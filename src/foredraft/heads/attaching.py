@@ -17,12 +17,13 @@ from foredraft.heads.config import DFlashConfig, EagleConfig, ExitConfig, HeadCh
 from foredraft.heads.dflash import DFlashHead
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.early_exit import EarlyExit
+from foredraft.heads.head_format import NOT_ROUNDED, HeadFormat
 from foredraft.heads.loading import load_head, load_mtp
 from foredraft.heads.medusa import MedusaHead
 from foredraft.heads.module import HeadModule
 from foredraft.heads.mtp import MtpHead
 from foredraft.heads.options import HeadOptions, overridden, window_of
-from foredraft.kernels import WeightFormat, quantize_int8, unquantized
+from foredraft.kernels import WeightFormat, quantize_int8
 from foredraft.model.language_model import LanguageModel
 from foredraft.model.packed import NativeEmbedding
 from foredraft.model.stack import StackBody
@@ -45,35 +46,36 @@ def attach_head(
     target: LanguageModel,
     revision: str | None = None,
     options: HeadOptions = _NO_OPTIONS,
-    weight_format: WeightFormat = unquantized,
+    head_format: HeadFormat = NOT_ROUNDED,
     text: Sequence[int] = (),
 ) -> AnyHead:
     """The head in a directory or under a hub id, in the target's precision and on its device. If the files leave something open, the
     log says how they were read.
 
-    weight_format: of its matrices, if the target's kernels run it; int8 in place of no rounding if the head is stored quantised. text:
+    head_format: of its matrices, if the target's kernels run it; int8 in place of no rounding if the head is stored quantised. text:
     tokens that the target reads if the files leave something open, to find the best settings (see calibration.py); without it the
     format's own defaults hold. Raises ModelError, see load_head and overridden.
     """
     shape, ends = TargetShape.of(target.hf.config), TargetEnds(target.hf)
     checkpoint = _with_options(name, load_head(name, shape, revision), options, shape)
-    if checkpoint.is_quantized and weight_format is unquantized:
-        weight_format = quantize_int8
+    if checkpoint.is_quantized and head_format == NOT_ROUNDED:
+        head_format = HeadFormat.same(quantize_int8)
     if isinstance(checkpoint.config, ExitConfig):
-        return EarlyExit.of(checkpoint, target, weight_format)
+        return EarlyExit.of(checkpoint, target, head_format.small)
     if isinstance(checkpoint.config, MedusaConfig):
         medusa = MedusaHead.of(checkpoint, ends.lm_head, target.hf.dtype, ends.embed)
-        return _packed(medusa.to(target.device), target, weight_format)
+        return _packed(medusa.to(target.device), target, head_format.small)
     if isinstance(checkpoint.config, DFlashConfig):
         checkpoint = ends.with_rows(_calibrated(name, checkpoint, target, ends, text))
         dtype = block_dtype(target.hf.dtype, target.device)
         block_head = DFlashHead.of(checkpoint, ends.embed, ends.lm_head, dtype).to(target.device)
         block_head.compile_chains(target.body.kernels)
-        return _packed(block_head, target, weight_format)
+        return _packed(block_head, target, head_format.small)
     assert isinstance(checkpoint.config, EagleConfig)  # MTP layers have no files of their own
     window = _window(name, checkpoint.config, options, target)
     checkpoint = _calibrated(name, checkpoint, target, ends, text)
     head = EagleHead.of(ends.with_rows(checkpoint), ends.embed, ends.lm_head, target.hf.dtype, window).to(target.device)
+    weight_format = head_format.of_eagle(head)
     return _compiled(head, target, weight_format) or _packed(head, target, weight_format)
 
 

@@ -24,8 +24,8 @@ from foredraft.heads import (
     TargetShape,
 )
 from foredraft.heads.attaching import block_dtype
+from foredraft.heads.head_format import ROUNDED
 from foredraft.heads.loading import load_head, module_of
-from foredraft.kernels import quantize_int8
 from foredraft.model import LanguageModel, LoadOptions
 from foredraft.model.loading import load_config
 from foredraft.model.prepare import compiled_kernels
@@ -55,7 +55,7 @@ def predict_head(
     weights = _weights_by_precision(module)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     own_dtype = block_dtype(dtype, options.torch_device()) if isinstance(config, DFlashConfig) else dtype
-    precision = _packed_precision(checkpoint, target, options)
+    precision = _packed_precision(checkpoint, module, target, options)
     predicted = (
         num_parameters * own_dtype.itemsize if precision is None else _packed_bytes(module, precision, own_dtype)
     )
@@ -142,13 +142,17 @@ def _open_settings(checkpoint: HeadCheckpoint) -> dict[str, list[Any]]:
     }
 
 
-def _packed_precision(checkpoint: HeadCheckpoint, target: ModelReport, options: LoadOptions) -> str | None:
+def _packed_precision(
+    checkpoint: HeadCheckpoint, module: nn.Module, target: ModelReport, options: LoadOptions
+) -> str | None:
     """The precision of its matrices where the compiled kernels multiply by them; None where PyTorch does."""
     is_on_cpu = options.torch_device().type == "cpu"
     if isinstance(checkpoint.config, ExitConfig) or not is_on_cpu or compiled_kernels(options) is None:
         return None
-    if head_format(target.name, options) is quantize_int8:
-        return "int8"
+    formats = head_format(target.name, options)
+    if formats == ROUNDED:
+        is_eagle = isinstance(checkpoint.config, EagleConfig)
+        return "int4" if is_eagle and formats.of_eagle(module) is formats.large else "int8"
     if target.dtype != "bfloat16":
         return None
     return "int8" if checkpoint.is_quantized else "bfloat16"

@@ -143,7 +143,7 @@ def _measure(
         models.append(_load(source, its_options, models))
     measured = [_measured(report, model) for report, model in zip(reports, models, strict=True)]
     if head is not None:
-        loaded = attach_head(head.name, models[0], options.revision, weight_format=head_format(sources[0][0], options))
+        loaded = attach_head(head.name, models[0], options.revision, head_format=head_format(sources[0][0], options))
         head = replace(head, measured=measured_costs(loaded, models[0]))
     return measured, head, memory_report(measured, options, process_bytes, is_loaded=True, head=head)
 
