@@ -141,3 +141,38 @@ def test_wide_vocabularies_give_the_outcomes_of_the_rule_in_python(
         outcomes.append(list(zip(verdict.num_accepted, verdict.next_ids, strict=True)))
     assert sum(a != b for a, b in zip(*outcomes, strict=True)) <= 1
     assert len({accepted for accepted, _ in outcomes[0]}) > 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("num_sequences", [1, 2, 5])
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_outcomes_do_not_depend_on_the_number_of_threads(
+    rule: str, num_sequences: int, top_k: int, kernels: Kernels
+) -> None:
+    """With more threads than sequences, these share the rows of one."""
+    depth, vocab_size = 3, 30_001
+    generator = torch.Generator().manual_seed(num_sequences)
+    logits = 3 * torch.randn(num_sequences * (depth + 1), vocab_size, generator=generator)
+    logits[2, 7] = torch.nan
+    probs = (logits + torch.randn(logits.shape, generator=generator)).nan_to_num().softmax(-1)
+    rows = torch.arange(len(logits)).view(num_sequences, depth + 1)[:, :depth]
+    batch = VerificationBatch(
+        list(range(0, len(logits), depth + 1)),
+        [depth] * num_sequences,
+        list(range(num_sequences)),
+        [DrawSpec(0.8, (top_k, 1.0, 0.0))] * num_sequences,
+        [rule] * num_sequences,
+        torch.multinomial(probs, 1, generator=generator)[rows, 0],
+        rows.contiguous(),
+        probs,
+        None,
+        torch.rand(2 * num_sequences, generator=generator).tolist(),
+    )
+    outcomes = []
+    before = torch.get_num_threads()
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        outcomes.append(kernels.verify(logits, batch))
+    torch.set_num_threads(before)
+    assert outcomes[0].bad_rows == [2]
+    assert outcomes[0] == outcomes[1] == outcomes[2]

@@ -164,13 +164,28 @@ void verify(const void* logits, int64_t is_float, int64_t width, const Verificat
         for (int64_t i = 0; i <= d.lens[b]; i++) rows.push_back({b, d.first_rows[b] + i});
     std::vector<std::vector<float>> probs(num_rows);
     std::vector<std::vector<int64_t>> ids(num_rows);
+    const int64_t stride = round_up(width, 16);
+    const bool shares_rows = d.num_sequences < num_threads;
+    thread_local std::vector<float> shared;
+    if (shares_rows && (int64_t)shared.size() < num_rows * stride) shared.resize(num_rows * stride);
+    float* const of_all_rows = shared.data();
+    const auto write_dense = [&](int64_t r, float* to) {
+        const auto [sequence, from] = rows[r];
+        softmax_of(row_of(logits, is_float, width, from), width, d.specs[sequence].temperature, to);
+        bad[from] = std::isnan(to[0]);
+        if (bad[from]) std::fill_n(to, width, 0.0f);
+    };
 #pragma omp parallel num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
     {
-        // truncated distributions are computed row by row, dense ones sequence by sequence, in memory that stays in the cache
+        // Truncated distributions are computed row by row. So are dense ones of a few sequences; those of more are computed sequence by
+        // sequence, in memory that stays in the cache.
 #pragma omp for schedule(dynamic)
         for (int64_t r = 0; r < num_rows; r++) {
             const DrawSpec& spec = d.specs[rows[r].first];
-            if (!truncates(spec)) continue;
+            if (!truncates(spec)) {
+                if (shares_rows) write_dense(r, of_all_rows + r * stride);
+                continue;
+            }
             thread_local std::vector<float> some;
             thread_local std::vector<int64_t> places;
             const int64_t kept = truncated_softmax(row_of(logits, is_float, width, rows[r].second), width, spec, some, places);
@@ -182,20 +197,18 @@ void verify(const void* logits, int64_t is_float, int64_t width, const Verificat
 #pragma omp for schedule(dynamic)
         for (int64_t b = 0; b < d.num_sequences; b++) {
             std::vector<Probs> p;
-            const int64_t stride = round_up(width, 16);
-            if (!truncates(d.specs[b]) && (int64_t)whole.size() < (d.lens[b] + 1) * stride) whole.resize((d.lens[b] + 1) * stride);
+            const bool is_dense = !truncates(d.specs[b]), computes = is_dense && !shares_rows;
+            if (computes && (int64_t)whole.size() < (d.lens[b] + 1) * stride) whole.resize((d.lens[b] + 1) * stride);
             for (int64_t i = 0; i <= d.lens[b]; i++) {
-                const int64_t r = offsets[b] + i, from = d.first_rows[b] + i;
-                if (truncates(d.specs[b])) {
-                    if (probs[r].empty()) { probs[r].push_back(0); ids[r].push_back(0); bad[from] = 1; }
-                    p.push_back({probs[r].data(), ids[r].data(), (int64_t)probs[r].size()});
+                const int64_t r = offsets[b] + i;
+                if (is_dense) {
+                    float* to = shares_rows ? of_all_rows + r * stride : whole.data() + i * stride;
+                    if (computes) write_dense(r, to);
+                    p.push_back({to, nullptr, width});
                     continue;
                 }
-                float* dense_probs = whole.data() + i * stride;
-                softmax_of(row_of(logits, is_float, width, from), width, d.specs[b].temperature, dense_probs);
-                bad[from] = std::isnan(dense_probs[0]);
-                if (bad[from]) std::fill_n(dense_probs, width, 0.0f);
-                p.push_back({dense_probs, nullptr, width});
+                if (probs[r].empty()) { probs[r].push_back(0); ids[r].push_back(0); bad[rows[r].second] = 1; }
+                p.push_back({probs[r].data(), ids[r].data(), (int64_t)probs[r].size()});
             }
             verify_one(d, b, p, dense, stops + b * (d.max_len + 1), outcomes + 2 * b);
         }
