@@ -92,7 +92,7 @@ def measure(args: argparse.Namespace, precision: str, heads: dict[str, Path]) ->
 
 def row(each: Measured, precision: str, target_ms: float, gamma: int) -> str:
     report, draft_ms = each.report, statistics.median(each.draft_ms)
-    read = report.step_bytes[precision] * (gamma if report.kind in _STEP_BY_STEP else 1)
+    read = report.step_bytes[report.precision or precision] * (gamma if report.kind in _STEP_BY_STEP else 1)
     passes = report.target_pass_bytes
     computed = None if passes is None else read / passes[precision]
     assert report.measured is not None

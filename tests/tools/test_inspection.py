@@ -19,7 +19,7 @@ from foredraft import ModelError
 from foredraft.cli.render.inspection import inspection_lines
 from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
-from foredraft.heads import MedusaConfig
+from foredraft.heads import MedusaConfig, head_format
 from foredraft.heads.quantized import quantize_head
 from foredraft.kernels import load_kernels
 from foredraft.model import EMBEDDED, LoadOptions
@@ -265,6 +265,19 @@ def test_predictions_for_a_head_are_what_loading_finds(method: str, quantization
     assert found.memory.weight_bytes == found.target.measured.weight_bytes + head.measured.weight_bytes
 
 
+@pytest.mark.skipif(load_kernels() is None, reason="only the kernels round a head")
+@pytest.mark.parametrize(("large_head", "precision"), [(100_000, "int4"), (100_000_000, "int8")])
+def test_a_rounded_head_is_predicted_in_the_precision_of_its_size(
+    large_head: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_format, "LARGE_HEAD", large_head)
+    head = inspect_models(TARGET, embedded_head("eagle"), LoadOptions(device="cpu", quantization="int8")).head
+    assert head is not None
+    assert head.measured is not None
+    assert head.precision == precision
+    assert head.measured.weight_bytes == pytest.approx(head.predicted.weight_bytes, rel=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_head_in_eight_bits_is_predicted_as_it_runs(dtype: str, tmp_path: Path) -> None:
     """In int8 by the kernels, if the target is in bfloat16."""
@@ -291,6 +304,7 @@ def test_a_head_is_described_from_its_files() -> None:
     layer = width * 2 * width + 2 * keys * 2 * width + width * width + 3 * 2 * width * width
     assert head.step_bytes["bfloat16"] == 2 * (layer + 1024 * width)
     assert head.step_bytes["int8"] == pytest.approx(layer + 1024 * width, rel=0.05)
+    assert head.step_bytes["int4"] == (layer + 1024 * width) * (1 / 2 + 2 / 32)  # with a float16 scale for 32 inputs
     assert head.target_pass_bytes == found.target.pass_bytes
     assert head.step_share("bfloat16") == head.step_bytes["bfloat16"] / found.target.pass_bytes["bfloat16"]
     json.dumps(found.as_dict())
@@ -330,6 +344,9 @@ def test_a_pass_reads_every_matrix_once() -> None:
     assert report.pass_bytes is not None
     # all weights except the norms; the embedding is read as the lm_head
     assert report.pass_bytes["bfloat16"] == pytest.approx(2 * report.num_parameters, rel=1e-3)
+    num_in_lm_head = 4096 * 256  # which keeps eight bits
+    expected = num_in_lm_head + (report.num_parameters - num_in_lm_head) * (1 / 2 + 2 / 32)
+    assert report.pass_bytes["int4"] == pytest.approx(expected, rel=0.01)
 
 
 # The peak since this program started. ru_maxrss would also count what its parent held at the fork.

@@ -80,6 +80,7 @@ def predict_head(
         target_pass_bytes=target.pass_bytes,
         feature_bytes_per_token=feature_bytes,
         own_cache_bytes_per_token=own_bytes,
+        precision=precision,
         predicted=Costs(predicted, feature_bytes + own_bytes),
         load_bytes=predicted + num_bytes(checkpoint.tensors.values()),
         coverage=coverage_of(config, ids),
@@ -178,18 +179,19 @@ def _step_bytes(
     early exit's layers are left out."""
     num_uses = config.num_heads if isinstance(config, MedusaConfig) and config.shares_lm_head else 1
     once = isinstance(config, EagleConfig) and config.kind == "eagle3" and config.mask_token is None
-    matrices = [
+    own = [
         (linear.weight, num_uses if name == "lm_head" else 1)
         for name, linear in module.named_modules()
         if isinstance(linear, nn.Linear) and not (once and f"{name}.".startswith(_FIRST_PASS))
     ]
     lm_head = torch.empty(config.vocab_size, target.hidden_size, device="meta")
-    if not config.owns_lm_head:
-        matrices.append((lm_head, config.num_heads if isinstance(config, MedusaConfig) else 1))
+    num_borrowed = 0 if config.owns_lm_head else config.num_heads if isinstance(config, MedusaConfig) else 1
     share = config.layer / target.num_hidden_layers if isinstance(config, ExitConfig) and pass_bytes else 0.0
-    rest = {precision: size - matrix_bytes(lm_head, precision) for precision, size in (pass_bytes or {}).items()}
+    of_lm_head = {precision: matrix_bytes(lm_head, precision, is_head=True) for precision in PRECISIONS}
+    rest = {precision: size - of_lm_head[precision] for precision, size in (pass_bytes or {}).items()}
     return {
-        precision: sum(uses * matrix_bytes(weight, precision) for weight, uses in matrices)
+        precision: sum(uses * matrix_bytes(weight, precision) for weight, uses in own)
+        + num_borrowed * of_lm_head[precision]
         + round(share * rest.get(precision, 0))
         for precision in PRECISIONS
     }

@@ -19,8 +19,8 @@ from foredraft.utils.arguments import FOUR_BITS
 from foredraft.utils.tensors import num_bytes
 
 _BYTES_PER_OUTPUT = 8
-PRECISIONS = ("bfloat16", "int8")
-"""The precisions that a head can run in, and that costs of passes are given for."""
+PRECISIONS = ("bfloat16", "int8", "int4")
+"""The precisions that a head can run in, and that costs of passes are given for. In int4 the target's lm_head has eight bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,12 @@ def predicted_weights(
     return kept + sum(layout.packed_bytes(weight, out, is_head=weight is head) for weight, out in matrices)
 
 
-def matrix_bytes(weight: Tensor, precision: str) -> int:
-    """Bytes of one matrix [out, in] in one of PRECISIONS."""
+def matrix_bytes(weight: Tensor, precision: str, *, is_head: bool = False) -> int:
+    """Bytes of one matrix [out, in] in one of PRECISIONS. is_head: whether it is the target's lm_head"""
     bfloat16 = torch.bfloat16
     quantization = None if precision == "bfloat16" else precision
-    return Layout(bfloat16, bfloat16, bfloat16, quantization, is_packed=True).packed_bytes(weight, weight.shape[0])
+    layout = Layout(bfloat16, bfloat16, bfloat16, quantization, is_packed=True)
+    return layout.packed_bytes(weight, weight.shape[0], is_head=is_head)
 
 
 def pass_bytes(skeleton: PreTrainedModel | None) -> dict[str, int] | None:
@@ -93,8 +94,14 @@ def pass_bytes(skeleton: PreTrainedModel | None) -> dict[str, int] | None:
     experts, of which a pass reads only a part."""
     if skeleton is None or any(parameter.ndim == 3 for parameter in skeleton.parameters()):
         return None
-    matrices = [(weight if weight.shape[0] == outputs else weight.T) for weight, outputs in _matrices(skeleton)]
-    return {precision: sum(matrix_bytes(weight, precision) for weight in matrices) for precision in PRECISIONS}
+    head = getattr(skeleton.get_output_embeddings(), "weight", None)
+    matrices = [
+        (weight if weight.shape[0] == outputs else weight.T, weight is head) for weight, outputs in _matrices(skeleton)
+    ]
+    return {
+        precision: sum(matrix_bytes(weight, precision, is_head=is_head) for weight, is_head in matrices)
+        for precision in PRECISIONS
+    }
 
 
 def load_bytes(skeleton: PreTrainedModel | None, layout: Layout, weights: int | None) -> int | None:
