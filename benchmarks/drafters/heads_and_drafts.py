@@ -1,7 +1,8 @@
 """Tokens per second with a head, compared with a draft model for the same target and with plain decoding.
 
-    python -m benchmarks.drafters.heads_and_drafts HEAD [--target DIR] [--draft DIR] [--quantization int8] [--gammas 4 auto]
-        [--texts code stories] [--temperatures 0 0.8] [--prompts 12] [--max-tokens 96] [--threads N] [--names RIVAL OWN] [--save NAME]
+    python -m benchmarks.drafters.heads_and_drafts HEAD [--target DIR] [--draft DIR] [--quantization int8]
+        [--draft-quantizations RIVAL OWN] [--gammas 4 auto] [--texts code stories] [--temperatures 0 0.8] [--prompts 12]
+        [--max-tokens 96] [--threads N] [--names RIVAL OWN] [--save NAME]
 
 Target and draft model default to the embedded pair. Any drafter can take the place of the head or of the draft model: --names says what
 the two are, the rival (--draft) first. Batch 1, one run: every system writes every prompt, in an order that rotates. Ratios

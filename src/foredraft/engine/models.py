@@ -35,9 +35,9 @@ from foredraft.heads import (
     head_method_of,
 )
 from foredraft.heads.decoder_draft import is_decoder_draft, load_decoder_draft
-from foredraft.heads.head_format import NOT_ROUNDED, ROUNDED, HeadFormat
+from foredraft.heads.head_format import FORMAT_NAMES, NOT_ROUNDED, ROUNDED, HeadFormat
 from foredraft.heads.module import HeadModule
-from foredraft.kernels import WeightFormat, quantize_int4, quantize_int8
+from foredraft.kernels import quantize_int4, quantize_int8
 from foredraft.model import (
     LanguageModel,
     LoadOptions,
@@ -61,7 +61,6 @@ ModelSource: TypeAlias = str | os.PathLike[str] | PreTrainedModel
 """A hub id, a directory, a GGUF file, or a loaded transformers model."""
 
 _MAX_PADDING = 512
-_FORMAT_NAMES: dict[WeightFormat, str] = {quantize_int8: "int8", quantize_int4: "int4"}
 
 
 class HeadIdentity(NamedTuple):
@@ -322,7 +321,7 @@ def draft_method_of(
 
 def _identity_of(head: AnyHead, name: str) -> HeadIdentity:
     weight_format = head.weight_format if isinstance(head, CompiledEagle | HeadModule) else None
-    quantization = None if weight_format is None else _FORMAT_NAMES.get(weight_format)
+    quantization = None if weight_format is None else FORMAT_NAMES.get(weight_format)
     return HeadIdentity(name, str(head.dtype).removeprefix("torch."), quantization)
 
 

@@ -75,7 +75,7 @@ def attach_head(
     window = _window(name, checkpoint.config, options, target)
     checkpoint = _calibrated(name, checkpoint, target, ends, text)
     head = EagleHead.of(ends.with_rows(checkpoint), ends.embed, ends.lm_head, target.hf.dtype, window).to(target.device)
-    weight_format = head_format.of_eagle(head)
+    weight_format = head_format.of(checkpoint.config, head)
     return _compiled(head, target, weight_format) or _packed(head, target, weight_format)
 
 

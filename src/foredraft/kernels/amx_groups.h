@@ -215,7 +215,8 @@ class GroupedProduct {
 
 public:
     GroupedProduct(const Matrix& m, int64_t num_blocks)
-        : m_(m), num_kept_(num_blocks > 1 ? g_.count : 2), kept_bits_(num_blocks > 1 ? -1 : 1), constants_(new float[2 * num_blocks * g_.count * TILE_ROWS]()) {}
+        : m_(m), num_kept_(num_blocks > 1 ? g_.count : 2), kept_bits_(num_blocks > 1 ? -1 : 1),
+          constants_(new float[2 * num_blocks * g_.count * TILE_ROWS]()) {}
 
     // For at most sixteen rows; all sixteen rows of out may be written.
     void multiply(const char* weights, const char* in, int64_t stride, const Prefetch& ahead, float (*out)[GROUP], int num_rows, int64_t block) {

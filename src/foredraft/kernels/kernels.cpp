@@ -165,7 +165,7 @@ void verify(const void* logits, int64_t is_float, int64_t width, const Verificat
     std::vector<std::vector<float>> probs(num_rows);
     std::vector<std::vector<int64_t>> ids(num_rows);
     const int64_t stride = round_up(width, 16);
-    const bool shares_rows = d.num_sequences < num_threads;
+    const bool shares_rows = d.num_sequences < num_threads && !std::all_of(d.specs, d.specs + d.num_sequences, truncates);
     thread_local std::vector<float> shared;
     if (shares_rows && (int64_t)shared.size() < num_rows * stride) shared.resize(num_rows * stride);
     float* const of_all_rows = shared.data();

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foredraft.policy.cost_model import StoredCosts
+from foredraft.policy.cost_model import StoredCosts, not_negative
 from foredraft.policy.decay import Numbers
 
 
@@ -37,10 +36,4 @@ class ControllerState:
 
 
 def _levels(levels: list[Any]) -> list[Numbers]:
-    return [[[_count(number) for number in numbers] for numbers in lists] for lists in levels]
-
-
-def _count(number: float) -> float:
-    if not 0.0 <= number <= sys.float_info.max:
-        raise ValueError("a count must be finite and at least 0")
-    return float(number)
+    return [[[not_negative(number, "a count") for number in numbers] for numbers in lists] for lists in levels]

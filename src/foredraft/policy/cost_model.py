@@ -77,8 +77,8 @@ class StoredCosts:
                 _DraftKind(str(name), kinds[kind], forms[form]): [_point(*point) for point in points]
                 for name, kind, form, points in fields["drafts"]
             },
-            {str(name): _seconds(value) for name, value in dict(fields["reading"]).items()},
-            {kinds[kind]: _seconds(value) for kind, value in dict(fields["tree_factors"]).items()},
+            {str(name): not_negative(value, "a time") for name, value in dict(fields["reading"]).items()},
+            {kinds[kind]: not_negative(value, "a time") for kind, value in dict(fields["tree_factors"]).items()},
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -254,11 +254,11 @@ def _step_curve() -> Curve:
 def _point(n: int, x: int, seconds: float) -> Point:
     if not (1 <= n <= sys.maxsize and 0 <= x <= sys.maxsize):
         raise ValueError(f"({n}, {x}) is not a point of a curve: n must be at least 1 and x at least 0")
-    return int(n), int(x), _seconds(seconds)
+    return int(n), int(x), not_negative(seconds, "a time")
 
 
-def _seconds(value: float) -> float:
-    """Raises ValueError for anything but a finite time of at least 0."""
+def not_negative(value: float, name: str) -> float:
+    """The value as a float. Raises ValueError for anything but a finite number of at least 0."""
     if not 0.0 <= value <= sys.float_info.max:
-        raise ValueError("a time must be finite and at least 0")
+        raise ValueError(f"{name} must be finite and at least 0")
     return float(value)

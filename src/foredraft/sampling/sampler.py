@@ -30,6 +30,14 @@ _ALWAYS = 1 << 62
 NOT_A_DISTRIBUTION = "the model returned NaN logits: its weights or its dtype are unusable"
 
 
+class _BanAfter(NamedTuple):
+    """A token that is banned wherever the text, from position `start` on, ends with `prefix`."""
+
+    prefix: tuple[int, ...]
+    token: int
+    start: int
+
+
 class Sampler:
     """The parameters, token counts and noise that choose one text's tokens.
 
@@ -64,6 +72,7 @@ class Sampler:
         self.end_ids = tuple(end_ids)
         self.bad_words = tuple(tuple(word) for word in bad_words)
         self.rules = rules
+        self._bans_after = _bans_after(self.bad_words, self.prompt_len) + _bans_after(rules.bad_words, 0)
         self.constraint = constraint
         self._bias = _bias_tensors(params)
         self._allowed = _allowed_tensor(params)
@@ -71,8 +80,7 @@ class Sampler:
         self.has_logits_processors = bool(
             self._counts is not None
             or self._bias
-            or self.bad_words
-            or rules.bad_words
+            or self._bans_after
             or rules.not_first
             or rules.last_ids
             or params.logits_processors
@@ -81,9 +89,7 @@ class Sampler:
         )
 
         self._depends_on_counts_alone = not (
-            params.logits_processors
-            or self._allowed is not None
-            or any(len(word) > 1 for word in (*self.bad_words, *rules.bad_words))
+            params.logits_processors or self._allowed is not None or any(ban.prefix for ban in self._bans_after)
         )
 
     def fresh(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Sampler:
@@ -141,10 +147,9 @@ class Sampler:
         if self._bias is not None:
             ids, values = (to_device(part, logits.device, part.dtype) for part in self._bias)
             logits[ids] += values.to(logits)
-        for words, start in ((self.bad_words, self.prompt_len), (self.rules.bad_words, 0)):
-            for word in words:
-                if _ends_with(history, drafted, start, word[:-1]):
-                    logits[word[-1]] = -torch.inf
+        for ban in self._bans_after:
+            if _ends_with(history, drafted, ban.start, ban.prefix):
+                logits[ban.token] = -torch.inf
         num_output = len(history) + len(drafted) - self.prompt_len
         if num_output < self.params.min_tokens:
             logits.index_fill_(0, to_device(self.end_ids, logits.device, torch.int64), -torch.inf)
@@ -200,7 +205,7 @@ class Sampler:
             bans |= dict.fromkeys(self.rules.not_first, 1)
         if num_output < self.params.min_tokens:
             bans |= dict.fromkeys(self.end_ids, self.params.min_tokens - num_output)
-        return bans | {word[-1]: _ALWAYS for word in (*self.bad_words, *self.rules.bad_words)}
+        return bans | {ban.token: _ALWAYS for ban in self._bans_after}
 
     def num_allowed(self, history: Sequence[int], drafted: Sequence[int]) -> int:
         """The number of draft tokens before the first that the constraint forbids. 0 if it raises: the row that depends on it then
@@ -547,6 +552,10 @@ def _allowed_tensor(p: SamplingParams) -> Tensor | None:
 def _only(logits: Tensor, ids: Tensor) -> Tensor:
     """Mask all ids but these. logits: [V], ids: [N] -> [V]"""
     return torch.full_like(logits, -torch.inf).index_copy_(0, ids, logits[ids])
+
+
+def _bans_after(words: Iterable[tuple[int, ...]], start: int) -> tuple[_BanAfter, ...]:
+    return tuple(_BanAfter(word[:-1], word[-1], start) for word in words)
 
 
 def _ends_with(history: Sequence[int], drafted: Sequence[int], start: int, suffix: tuple[int, ...]) -> bool:

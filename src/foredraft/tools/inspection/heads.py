@@ -24,7 +24,7 @@ from foredraft.heads import (
     TargetShape,
 )
 from foredraft.heads.attaching import block_dtype
-from foredraft.heads.head_format import ROUNDED
+from foredraft.heads.head_format import FORMAT_NAMES, ROUNDED
 from foredraft.heads.loading import load_head, module_of
 from foredraft.model import LanguageModel, LoadOptions
 from foredraft.model.loading import load_config
@@ -152,8 +152,7 @@ def _packed_precision(
         return None
     formats = head_format(target.name, options)
     if formats == ROUNDED:
-        is_eagle = isinstance(checkpoint.config, EagleConfig)
-        return "int4" if is_eagle and formats.of_eagle(module) is formats.large else "int8"
+        return FORMAT_NAMES[formats.of(checkpoint.config, module)]
     if target.dtype != "bfloat16":
         return None
     return "int8" if checkpoint.is_quantized else "bfloat16"

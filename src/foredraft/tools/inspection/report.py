@@ -63,7 +63,8 @@ class HeadReport:
     weight_bytes: of its own weights, by precision. step_bytes: of the matrices read for a draft token, by precision, including the
     target's lm_head if it is used; for heads that draft in one pass, as Medusa's, of a whole draft. target_pass_bytes: see
     ModelReport.pass_bytes. feature_bytes_per_token, own_cache_bytes_per_token: of the hidden states that are kept for it, and of its own
-    keys and values. precision: of its matrices, as it would run; None: where PyTorch multiplies by them. predicted, measured, load_bytes: as in ModelReport.
+    keys and values. precision: of its matrices, as it would run; None: where PyTorch multiplies by them. predicted, measured, load_bytes:
+    as in ModelReport.
     """
 
     name: str
