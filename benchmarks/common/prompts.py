@@ -37,14 +37,19 @@ def story_prompts(count: int, data: Path = SHARED / "data", num_words: int = 12)
     return [" ".join(words[:num_words]) for words in stories if len(words) > num_words][:count]
 
 
-def conversation_starts(count: int | None, data: Path = SHARED / "data") -> list[str]:
-    """The first turns of MT-bench's questions, taking one of each category in turn. count: None for all."""
-    categories: dict[str, list[str]] = {}
+def mt_bench_turns(count: int | None, data: Path = SHARED / "data") -> list[list[str]]:
+    """Both turns of each of MT-bench's questions, taking one of each category in turn. count: None for all."""
+    categories: dict[str, list[list[str]]] = {}
     for line in (data / "prompts" / "mt_bench.jsonl").read_text().splitlines():
         question = json.loads(line)
-        categories.setdefault(question["category"], []).append(question["turns"][0])
-    in_turns = [text for row in zip_longest(*categories.values()) for text in row if text is not None]
-    return in_turns[:count]
+        categories.setdefault(question["category"], []).append(question["turns"])
+    in_order = [turns for row in zip_longest(*categories.values()) for turns in row if turns is not None]
+    return in_order[:count]
+
+
+def conversation_starts(count: int | None, data: Path = SHARED / "data") -> list[str]:
+    """The first turns of MT-bench's questions. count: None for all."""
+    return [turns[0] for turns in mt_bench_turns(count, data)]
 
 
 def questions_of(file: Path | None, count: int) -> Sequence[str]:
@@ -59,9 +64,10 @@ def chat_ids(tokenizer: Any, count: int) -> list[list[int]]:
 
 def question_ids(tokenizer: Any, questions: Sequence[str]) -> list[list[int]]:
     """Token ids of questions, in the model's chat template."""
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
-        )
-        for question in questions
-    ]
+    return [message_ids(tokenizer, [{"role": "user", "content": question}]) for question in questions]
+
+
+def message_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """Token ids of a conversation that awaits the assistant's next answer, in the model's chat template."""
+    ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return ids
