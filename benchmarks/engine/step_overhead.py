@@ -1,11 +1,11 @@
 """What a step costs outside the models' forward passes, and whether texts are the same as plain decoding's.
 
     python -m benchmarks.engine.step_overhead [--target DIR] [--draft DIR] [--quantization int8] [--batch 1 8] [--gamma 2]
-        [--methods none draft_model ...] [--shapes JSON ...] [--repetition-penalty 1.1]
+        [--methods none draft_model ...] [--shapes JSON ...] [--repetition-penalty 1.1] [--temperature 0.8]
 
 For every drafter, and for every tree shape of drafters that take --draft: milliseconds per step, the share spent outside
 the passes of models and heads, that share in milliseconds, and tokens per second over plain decoding's, on code prompts,
-greedy. Systems alternate prompt by prompt; figures are medians over rounds.
+greedy, or without a seed at --temperature, where texts differ. Systems alternate prompt by prompt; figures are medians over rounds.
 """
 
 from __future__ import annotations
@@ -116,9 +116,13 @@ def main() -> None:
     parser.add_argument("--gamma", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, default=0.0)
     args = parser.parse_args()
     params = SamplingParams(
-        max_tokens=args.max_tokens, temperature=0, ignore_eos=True, repetition_penalty=args.repetition_penalty
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        ignore_eos=True,
+        repetition_penalty=args.repetition_penalty,
     )
     compared = systems(args)
     print(f"quantization {args.quantization}, γ = {args.gamma}, {args.max_tokens} tokens\n")
