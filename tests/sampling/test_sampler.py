@@ -86,6 +86,19 @@ def test_uniform_numbers_are_drawn_for_as_many_tokens_as_requested() -> None:
     assert list(specs[0].uniforms) == expected.tolist()
 
 
+def test_each_uniform_number_is_used_once_whoever_asks() -> None:
+    """Samplers that share a generator take numbers in turn."""
+    one, other = sampler_for({}), sampler_for({})
+    other.generator = one.generator
+    counts = [(one, 3), (other, 70), (one, 100), (one, 0), (other, 5), (one, 1)]
+    taken = [sampler.uniforms(count) for sampler, count in counts]
+    assert [len(numbers) for numbers in taken] == [count for _, count in counts]
+    numbers = [number for some in taken for number in some]
+    assert len(set(numbers)) == len(numbers)
+    generated = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
+    assert set(numbers) <= set(generated)
+
+
 def test_a_fresh_sampler_belongs_to_the_same_request() -> None:
     params = {"seed": 4, "repetition_penalty": 1.5}
     used = sampler_for(params, prompt=PROMPT, child=2, end_ids=[3], bad_words=[[5, 6]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ PARAMS: list[dict[str, Any]] = [
     {"top_k": 4, "top_p": 0.8, "min_p": 0.05},
     {"temperature": 0.6},
 ]
+T = TypeVar("T")
 GRID = 400
 EXACT_FLOAT32 = 1e-6
 """The laws in Python are exact to 1e-12 in float64. The largest error measured here for the compiled ones, in float32, was 3.4e-7."""
@@ -52,17 +53,15 @@ class Court:
         p = self._params
         spec = DrawSpec(p.get("temperature", 1.0), (p.get("top_k", 0), p.get("top_p", 1.0), p.get("min_p", 0.0)))
 
-        def repeated(values: list[int]) -> list[int]:
+        def repeated(values: list[T]) -> list[T]:
             return [value for value in values for _ in range(times)]
 
         batch = VerificationBatch(
             repeated(starts),
-            repeated(self.lens),
-            repeated(list(range(len(self.lens)))),
+            repeated(self._proposal.draft_ids),
+            repeated(self._proposal.draft_prob_rows),
             [spec] * (times * len(self.lens)),
             [self._rule] * (times * len(self.lens)),
-            self._proposal.ids,
-            self._proposal.prob_rows,
             self._probs,
             self._ids,
             uniforms.flatten().tolist(),
@@ -146,26 +145,32 @@ def test_wide_vocabularies_give_the_outcomes_of_the_rule_in_python(
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("num_sequences", [1, 2, 5])
 @pytest.mark.parametrize("top_k", [0, 40])
+@pytest.mark.parametrize("kept", [None, 700])
 def test_outcomes_do_not_depend_on_the_number_of_threads(
-    rule: str, num_sequences: int, top_k: int, kernels: Kernels
+    rule: str, num_sequences: int, top_k: int, kept: int | None, kernels: Kernels
 ) -> None:
-    """With more threads than sequences, these share the rows of one."""
+    """With more threads than sequences, these share the columns of each row. kept: how many ids q has."""
     depth, vocab_size = 3, 30_001
     generator = torch.Generator().manual_seed(num_sequences)
     logits = 3 * torch.randn(num_sequences * (depth + 1), vocab_size, generator=generator)
     logits[2, 7] = torch.nan
     probs = (logits + torch.randn(logits.shape, generator=generator)).nan_to_num().softmax(-1)
+    kept_ids = None
+    if kept is not None:
+        kept_ids = probs.topk(kept).indices
+        probs = probs.gather(1, kept_ids)
+        probs /= probs.sum(-1, keepdim=True)
+    columns = torch.multinomial(probs, 1, generator=generator)
+    drafted = columns if kept_ids is None else kept_ids.gather(1, columns)
     rows = torch.arange(len(logits)).view(num_sequences, depth + 1)[:, :depth]
     batch = VerificationBatch(
         list(range(0, len(logits), depth + 1)),
-        [depth] * num_sequences,
-        list(range(num_sequences)),
+        drafted[rows, 0].tolist(),
+        rows.tolist(),
         [DrawSpec(0.8, (top_k, 1.0, 0.0))] * num_sequences,
         [rule] * num_sequences,
-        torch.multinomial(probs, 1, generator=generator)[rows, 0],
-        rows.contiguous(),
         probs,
-        None,
+        kept_ids,
         torch.rand(2 * num_sequences, generator=generator).tolist(),
     )
     outcomes = []

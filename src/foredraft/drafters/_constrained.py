@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foredraft.sampling import Row, TokenProbs, inverse_cdf, refused_ids, uniforms_for
+from foredraft.sampling import Row, TokenProbs, inverse_cdf, refused_ids, to_device
 
 
 def held(row: Row, ids: list[int], token_probs: TokenProbs | None) -> list[int]:
@@ -27,7 +27,7 @@ def held(row: Row, ids: list[int], token_probs: TokenProbs | None) -> list[int]:
         mass = _given(token_probs, len(masks), refused_ids(masks, _width(token_probs)))
         if count == len(ids) or not mass[count] > 0:
             return ids[:count]
-        uniforms = uniforms_for(sampler.generator, 1, token_probs.probs.device)
+        uniforms = to_device(sampler.uniforms(1), token_probs.probs.device, torch.float64)
         column = inverse_cdf(token_probs.probs[count : count + 1], uniforms)
         return [*ids[:count], int(column[0] if token_probs.ids is None else token_probs.ids[count, column[0]])]
 

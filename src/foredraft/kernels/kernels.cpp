@@ -156,62 +156,24 @@ int64_t token_probs(const void* logits, int64_t is_float, int64_t num_rows, int6
 void verify(const void* logits, int64_t is_float, int64_t width, const VerificationBatch* batch, int64_t* outcomes, uint8_t* bad, double* stops,
            int64_t num_threads) {
     const VerificationBatch& d = *batch;
-    std::vector<int64_t> offsets(d.num_sequences + 1, 0);
-    for (int64_t b = 0; b < d.num_sequences; b++) offsets[b + 1] = offsets[b] + d.lens[b] + 1;
-    const int64_t num_rows = offsets[d.num_sequences];
-    std::vector<std::pair<int64_t, int64_t>> rows;  // sequence, row of logits
-    for (int64_t b = 0; b < d.num_sequences; b++)
-        for (int64_t i = 0; i <= d.lens[b]; i++) rows.push_back({b, d.first_rows[b] + i});
-    std::vector<std::vector<float>> probs(num_rows);
-    std::vector<std::vector<int64_t>> ids(num_rows);
-    const int64_t stride = round_up(width, 16);
-    const bool shares_rows = d.num_sequences < num_threads && !std::all_of(d.specs, d.specs + d.num_sequences, truncates);
-    thread_local std::vector<float> shared;
-    if (shares_rows && (int64_t)shared.size() < num_rows * stride) shared.resize(num_rows * stride);
-    float* const of_all_rows = shared.data();
-    const auto write_dense = [&](int64_t r, float* to) {
-        const auto [sequence, from] = rows[r];
-        softmax_of(row_of(logits, is_float, width, from), width, d.specs[sequence].temperature, to);
-        bad[from] = std::isnan(to[0]);
-        if (bad[from]) std::fill_n(to, width, 0.0f);
+    const auto verify_by = [&](const Team& team, int64_t b, Scratch& scratch) {
+        verify_sequence(team, {logits, is_float != 0, width}, d, b, scratch, bad, stops + b * (d.max_len + 1), outcomes + 2 * b);
     };
-#pragma omp parallel num_threads(num_threads) if (num_rows > 1 && num_rows * width > WORTH_A_TEAM)
-    {
-        // Truncated distributions are computed row by row. So are dense ones of a few sequences; those of more are computed sequence by
-        // sequence, in memory that stays in the cache.
-#pragma omp for schedule(dynamic)
-        for (int64_t r = 0; r < num_rows; r++) {
-            const DrawSpec& spec = d.specs[rows[r].first];
-            if (!truncates(spec)) {
-                if (shares_rows) write_dense(r, of_all_rows + r * stride);
-                continue;
-            }
-            thread_local std::vector<float> some;
-            thread_local std::vector<int64_t> places;
-            const int64_t kept = truncated_softmax(row_of(logits, is_float, width, rows[r].second), width, spec, some, places);
-            probs[r].assign(some.begin(), some.begin() + kept);
-            ids[r].assign(places.begin(), places.begin() + kept);
-        }
-        thread_local std::vector<float> whole, dense;
-        if ((int64_t)dense.size() < width) dense.resize(width, 0.0f);
-#pragma omp for schedule(dynamic)
-        for (int64_t b = 0; b < d.num_sequences; b++) {
-            std::vector<Probs> p;
-            const bool is_dense = !truncates(d.specs[b]), computes = is_dense && !shares_rows;
-            if (computes && (int64_t)whole.size() < (d.lens[b] + 1) * stride) whole.resize((d.lens[b] + 1) * stride);
-            for (int64_t i = 0; i <= d.lens[b]; i++) {
-                const int64_t r = offsets[b] + i;
-                if (is_dense) {
-                    float* to = shares_rows ? of_all_rows + r * stride : whole.data() + i * stride;
-                    if (computes) write_dense(r, to);
-                    p.push_back({to, nullptr, width});
-                    continue;
-                }
-                if (probs[r].empty()) { probs[r].push_back(0); ids[r].push_back(0); bad[rows[r].second] = 1; }
-                p.push_back({probs[r].data(), ids[r].data(), (int64_t)probs[r].size()});
-            }
-            verify_one(d, b, p, dense, stops + b * (d.max_len + 1), outcomes + 2 * b);
-        }
+    const int64_t num_rows = d.num_sequences + std::accumulate(d.lens, d.lens + d.num_sequences, (int64_t)0);
+    if (num_rows * width <= WORTH_A_TEAM) num_threads = 1;
+    thread_local Scratch of_this_thread;
+    if (d.num_sequences < num_threads) {
+        Scratch& scratch = of_this_thread;
+        scratch.reserve(d, width);
+        with_team(num_threads, [&](const Team& team) {
+            for (int64_t b = 0; b < d.num_sequences; b++) verify_by(team, b, scratch);
+        });
+        return;
+    }
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
+    for (int64_t b = 0; b < d.num_sequences; b++) {
+        of_this_thread.reserve(d, width);
+        alone([&](const Team& team) { verify_by(team, b, of_this_thread); });
     }
 }
 

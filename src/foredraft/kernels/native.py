@@ -509,7 +509,7 @@ class Kernels:
             raise ValueError(
                 f"draft distributions over {batch.probs.shape[1]} ids do not match logits over {logits.shape[1]}"
             )
-        num_sequences, max_len = len(batch.lens), batch.ids.shape[1]
+        num_sequences, max_len = len(batch.ids), max(map(len, batch.ids))
         struct, _memory = verification_struct(batch)
         outcomes = array("q", [0, 0]) * num_sequences
         bad = bytearray(logits.shape[0])
@@ -669,8 +669,8 @@ def _written(
         [token for token in tokens[first : first + count] if token >= 0]
         for first, count in zip(range(0, len(tokens), width), lens, strict=True)
     ]
-    if ids is None or probs is None:
-        return found, probs, None
+    if ids is None or probs is None or most == probs.shape[1]:
+        return found, probs, ids
     return found, probs[:, :most], ids[:, :most]
 
 

@@ -26,6 +26,13 @@ struct Logits {
         if (is_float) return mask_loadu_ps(set1_ps(-INFINITY), mask, (const float*)from + i);
         return load_bf16_or_least((const uint16_t*)from + i, mask);
     }
+    F32x16 gather(const int64_t* places, Mask16 mask) const {
+        if (is_float) return gather_ps(mask, (const float*)from, places);
+        alignas(ALIGN) float some[16] = {};
+        for (int64_t i = 0; i < 16; i++)
+            if (mask >> i & 1) some[i] = at(places[i]);
+        return load_ps(some);
+    }
     float at(int64_t i) const {
         if (is_float) return ((const float*)from)[i];
         const uint32_t bits = (uint32_t)((const uint16_t*)from)[i] << 16;
@@ -190,26 +197,37 @@ int64_t truncated_softmax(const Logits& row, int64_t width, const DrawSpec& spec
 
 constexpr int64_t STRETCH = 256;  // numbers that are summed together
 
-// Draws an index with probability proportional to its weight, by inversion; an index of weight 0 is never drawn.
-int64_t draw_index(const float* weights, int64_t count, double uniform) {
-    std::vector<double> cumulative;
-    double total = 0;
-    for (int64_t first = 0; first < count; first += STRETCH) {
-        F64x8 sum = setzero_pd();
-        for (int64_t i = first; i < std::min(count, first + STRETCH); i += 8)
-            sum = add_pd(sum, load_as_pd((Mask8)lanes(count - i), weights + i));
-        total += reduce_add_pd(sum);
-        cumulative.push_back(total);
-    }
-    const double at = std::min(uniform * total, std::nextafter(total, 0.0));
-    const int64_t stretch = std::upper_bound(cumulative.begin(), cumulative.end(), at) - cumulative.begin();
-    double sum = stretch > 0 ? cumulative[stretch - 1] : 0;
-    int64_t index = stretch * STRETCH;
-    for (int64_t i = index; i < std::min(count, (stretch + 1) * STRETCH) && sum <= at; i++) {
+int64_t num_stretches(int64_t count) { return (count + STRETCH - 1) / STRETCH; }
+
+double stretch_total(const float* weights, int64_t count) {
+    F64x8 sum = setzero_pd();
+    for (int64_t i = 0; i < count; i += 8) sum = add_pd(sum, load_as_pd((Mask8)lanes(count - i), weights + i));
+    return reduce_add_pd(sum);
+}
+
+// Draws an index with probability proportional to its weight, by inversion; an index of weight 0 is never drawn. totals: of the weights
+// of each stretch. stretch(s): the weights of one.
+template <class Stretch>
+int64_t draw_index(const double* totals, int64_t count, double uniform, const Stretch& stretch) {
+    const int64_t stretches = num_stretches(count);
+    const double total = std::accumulate(totals, totals + stretches, 0.0), at = std::min(uniform * total, std::nextafter(total, 0.0));
+    double sum = 0;
+    int64_t s = 0;
+    while (s < stretches && sum + totals[s] <= at) sum += totals[s++];
+    if (s == stretches) return count - 1;
+    const float* weights = stretch(s);
+    int64_t index = 0;
+    for (int64_t i = 0; i < std::min(count - s * STRETCH, STRETCH) && sum <= at; i++) {
         if (weights[i] > 0) index = i;  // stays at the last one if this sum, added in another order, falls short of the total
         sum += weights[i];
     }
-    return std::min(index, count - 1);
+    return s * STRETCH + index;
+}
+
+int64_t draw_index(const float* weights, int64_t count, double uniform) {
+    std::vector<double> totals;
+    for (int64_t at = 0; at < count; at += STRETCH) totals.push_back(stretch_total(weights + at, std::min(count - at, STRETCH)));
+    return draw_index(totals.data(), count, uniform, [&](int64_t s) { return weights + s * STRETCH; });
 }
 
 I512 mixed(I512 z) {

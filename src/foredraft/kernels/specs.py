@@ -172,18 +172,16 @@ RULES = ("rejection", "block")
 class VerificationBatch:
     """Sequences with sampled draft tokens to verify.
 
-    first_rows: the first of each sequence's lens[b] + 1 rows of logits. places: each sequence's row of ids [B, K] int64, its draft
-    tokens, and of prob_rows [B, K] int64, their rows of probs (-1: a point mass). specs: the target's. rules: of RULES. probs: [R, C]
-    float32, draft distributions over kept_ids [R, C] (None: over all ids). uniforms: in [0, 1), two for each sequence.
+    first_rows: the first of the rows of logits of each sequence, which has one more than draft tokens. ids: the draft tokens of each.
+    prob_rows: their rows of probs (-1: a point mass). specs: the target's. rules: of RULES. probs: [R, C] float32, draft distributions
+    over kept_ids [R, C] (None: over all ids). uniforms: in [0, 1), two for each sequence.
     """
 
     first_rows: Sequence[int]
-    lens: Sequence[int]
-    places: Sequence[int]
+    ids: Sequence[Sequence[int]]
+    prob_rows: Sequence[Sequence[int]]
     specs: Sequence[DrawSpec]
     rules: Sequence[str]
-    ids: Tensor
-    prob_rows: Tensor
     probs: Tensor
     kept_ids: Tensor | None
     uniforms: Sequence[float]
@@ -209,19 +207,22 @@ def new_token_probs(
         return None, None, None, None
     width = vocab_size if column_ids is None else len(column_ids)
     probs = torch.empty(specs.num_prob_rows, width)
-    has_ids = specs.truncates or column_ids is not None
-    ids = torch.empty(specs.num_prob_rows, width, dtype=torch.int64) if has_ids else None
     kept = array("q", [0]) * specs.num_prob_rows
-    return TokenProbsStruct(probs.data_ptr(), address(ids), kept.buffer_info()[0], width), probs, ids, kept
+    kept_ids = torch.empty(specs.num_prob_rows, width, dtype=torch.int64) if specs.truncates else None
+    struct = TokenProbsStruct(probs.data_ptr(), address(kept_ids), kept.buffer_info()[0], width)
+    if kept_ids is None and column_ids is not None:
+        return struct, probs, column_ids.expand(specs.num_prob_rows, width), kept
+    return struct, probs, kept_ids, kept
 
 
 def verification_struct(batch: VerificationBatch) -> tuple[VerificationBatchStruct, tuple[object, ...]]:
     """The struct, and the objects that must live as long as it is used."""
     rules = [RULES.index(rule) for rule in batch.rules]
-    numbers = [array("q", each) for each in (batch.first_rows, batch.lens, batch.places)]
+    lens = list(map(len, batch.ids))
+    max_len = max(lens)
     specs, uniforms = array("q", PackedDrawSpecs(batch.specs).rows), array("d", batch.uniforms)
-    numbers += [specs, array("q", rules)]
-    ids, prob_rows = batch.ids.contiguous(), batch.prob_rows.contiguous()
+    numbers = [array("q", batch.first_rows), array("q", lens), specs, array("q", rules)]
+    numbers += [_padded(batch.ids, max_len), _padded(batch.prob_rows, max_len)]
     probs, kept_ids = batch.probs.float(), batch.kept_ids
     if probs.stride(1) != 1:
         probs = probs.contiguous()
@@ -229,15 +230,20 @@ def verification_struct(batch: VerificationBatch) -> tuple[VerificationBatchStru
         kept_ids = kept_ids.contiguous()
     struct = VerificationBatchStruct(
         *(each.buffer_info()[0] for each in numbers),
-        ids.data_ptr(),
-        prob_rows.data_ptr(),
         probs.data_ptr(),
         address(kept_ids),
         uniforms.buffer_info()[0],
-        len(batch.lens),
-        ids.shape[1],
+        len(lens),
+        max_len,
         probs.shape[1],
         probs.stride(0),
         0 if kept_ids is None else kept_ids.stride(0),
     )
-    return struct, (numbers, uniforms, ids, prob_rows, probs, kept_ids)
+    return struct, (numbers, uniforms, probs, kept_ids)
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int) -> array[int]:
+    numbers = array("q")
+    for row in rows:
+        numbers.extend([*row, *[0] * (width - len(row))])
+    return numbers

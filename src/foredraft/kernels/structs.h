@@ -142,10 +142,10 @@ struct TokenProbs {
 // Sequences to verify. The rows of logits of sequence b begin at first_rows[b]. Its draft tokens are row places[b] of ids, and the
 // rows of probs that they were drawn from (-1: a point mass) are row places[b] of prob_rows.
 struct VerificationBatch {
-    const int64_t *first_rows, *lens, *places;  // [num_sequences]
+    const int64_t *first_rows, *lens;           // [num_sequences]
     const DrawSpec* specs;                      // the target's
     const int64_t* rules;                       // 0: rejection, 1: block
-    const int64_t *ids, *prob_rows;             // [B, K]
+    const int64_t *ids, *prob_rows;             // [num_sequences, max_len]
     const float* probs;                         // [R, columns]: the draft distributions
     const int64_t* kept_ids;                    // [R, columns], or null: columns are ids
     const double* uniforms;                     // [num_sequences, 2]

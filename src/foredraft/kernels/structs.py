@@ -162,7 +162,7 @@ class VerificationBatchStruct(ctypes.Structure):
         *(
             (name, c_void_p)
             for name in (
-                *("first_rows", "lens", "places", "specs", "rules"),
+                *("first_rows", "lens", "specs", "rules"),
                 *("ids", "prob_rows", "probs", "kept_ids", "uniforms"),
             )
         ),

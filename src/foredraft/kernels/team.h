@@ -46,4 +46,10 @@ void with_team(int64_t num_threads, const Run& run) {
     run(Team{omp_get_thread_num(), omp_get_num_threads(), &barrier});
 }
 
+template <class Run>
+void alone(const Run& run) {
+    Barrier barrier;
+    run(Team{0, 1, &barrier});
+}
+
 }  // namespace

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         sampled_groups,
         select,
         token_probs_of,
-        uniforms_for,
     )
     from foredraft.sampling.siblings import top_choices
     from foredraft.sampling.spec import Noise, SamplingSpec
@@ -84,7 +83,6 @@ __all__ = [
     "to_device",
     "token_probs_of",
     "top_choices",
-    "uniforms_for",
 ]
 
 __getattr__ = attributes(
@@ -113,7 +111,6 @@ __getattr__ = attributes(
             "sampled_groups",
             "select",
             "checked_ids",
-            "uniforms_for",
             "draft_specs",
             "draw_specs",
         ),

@@ -27,6 +27,8 @@ _NO_IDS, _NO_BIASES = torch.empty(0, dtype=torch.int64), torch.empty(0)
 _ALWAYS = 1 << 62
 """More tokens than any text has."""
 
+_UNIFORMS_AT_ONCE = 64
+
 NOT_A_DISTRIBUTION = "the model returned NaN logits: its weights or its dtype are unusable"
 
 
@@ -67,6 +69,7 @@ class Sampler:
         self.params = params
         self.spec = SamplingSpec.of(params, child)
         self.generator = generator
+        self.unused_uniforms: list[float] = []
         self._coupled_spec: SamplingSpec | None = None
         self.prompt_len = len(prompt)
         self.end_ids = tuple(end_ids)
@@ -108,6 +111,15 @@ class Sampler:
     @property
     def child(self) -> int:
         return self.spec.child
+
+    def uniforms(self, count: int) -> list[float]:
+        """Fresh uniform numbers in [0, 1). The generator makes several at once, because between two passes, when the caches hold weights,
+        the call takes longer than the numbers."""
+        if len(self.unused_uniforms) < count:
+            numbers = torch.rand(max(count, _UNIFORMS_AT_ONCE), generator=self.generator, dtype=torch.float64)
+            self.unused_uniforms += numbers.tolist()
+        taken, self.unused_uniforms = self.unused_uniforms[:count], self.unused_uniforms[count:]
+        return taken
 
     @property
     def coupled_spec(self) -> SamplingSpec:
@@ -422,8 +434,7 @@ def draw_specs(rows: Sequence[Row], counts: Sequence[int] | None = None) -> list
     num_drawn = sum(count for row, count in zip(rows, counts, strict=True) if row.spec.draws)
     uniforms: Iterator[float] = iter(())
     if num_drawn:
-        generator = next(row.sampler.generator for row in rows if row.spec.draws)
-        uniforms = iter(uniforms_for(generator, num_drawn, torch.device("cpu")).tolist())
+        uniforms = iter(next(row.sampler for row in rows if row.spec.draws).uniforms(num_drawn))
     return [
         row.spec.draw_spec(row.position, count, list(islice(uniforms, count)) if row.spec.draws else ())
         for row, count in zip(rows, counts, strict=True)
@@ -495,14 +506,9 @@ def pick(token_probs: TokenProbs, rows: Sequence[Row], *, margins: bool = False)
             best = scores.topk(2, dim=-1).values.log()
             gap = best[:, 0] - best[:, 1]
     else:
-        uniforms = uniforms_for(rows[0].sampler.generator, len(rows), token_probs.probs.device)
+        uniforms = to_device(rows[0].sampler.uniforms(len(rows)), token_probs.probs.device, torch.float64)
         columns = inverse_cdf(token_probs.probs, uniforms)
     return token_probs.checked_id_at(columns), gap
-
-
-def uniforms_for(generator: torch.Generator, count: int, device: torch.device) -> Tensor:
-    """Uniform numbers, [count] float64 in [0, 1)."""
-    return to_device(torch.rand(count, generator=generator, dtype=torch.float64), device, torch.float64)
 
 
 def checked_ids(ids: Tensor) -> tuple[list[int], Failures]:

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, Proposal, Verdict
@@ -27,8 +28,8 @@ from foredraft.sampling import (
     adjusted,
     pending_choice,
     select,
+    to_device,
     token_probs_of,
-    uniforms_for,
 )
 from foredraft.sampling.search import kernels_for
 from foredraft.verify.block import block_law
@@ -213,7 +214,7 @@ def _weigh(
     part_rows = [rows[r] for r in part]
     selected, failed = adjusted(select(logits, part), part_rows)
     sampler = part_rows[0].sampler
-    uniforms = uniforms_for(sampler.generator, 2 * len(batch), logits.device).reshape(-1, 2)
+    uniforms = sampler.uniforms(2 * len(batch))
     kernels = kernels_for(selected)
     name = sampler.params.verifier
     if name not in rules and kernels is not None and name in NATIVE_RULES:
@@ -225,7 +226,7 @@ def _weigh(
     law, problem = _law_of(name, rules[name], case) if name in rules else (RULES[name](case), None)
     if problem is not None:
         failed = {**dict.fromkeys(range(len(part)), problem), **failed}
-    stop, column = draw(case, law, uniforms)
+    stop, column = draw(case, law, to_device(uniforms, logits.device, torch.float64).reshape(-1, 2))
     next_ids = column if columns_to_ids is None else of_row(columns_to_ids, stop).gather(1, column[:, None])[:, 0]
 
     def finish(host: Sequence[Tensor]) -> _Outcomes:
@@ -271,26 +272,24 @@ def _weigh_natively(
     failed: Failures,
     proposal: Proposal,
     batch: list[int],
-    uniforms: Tensor,
+    uniforms: list[float],
 ) -> _Outcomes:
     """Verify with the compiled kernels, in one call: the same distributions and the same draw, for float32 and bfloat16 on the CPU."""
     assert proposal.probs is not None
-    lens = [len(proposal.draft_ids[b]) for b in batch]
-    first_rows = _first_rows(lens)[:-1]
+    ids = [proposal.draft_ids[b] for b in batch]
+    first_rows = _first_rows(list(map(len, ids)))[:-1]
     first_of_each = [rows[first] for first in first_rows]
     result = kernels.verify(
         logits,
         VerificationBatch(
             first_rows,
-            lens,
-            batch,
+            ids,
+            [proposal.draft_prob_rows[b] for b in batch],
             [DrawSpec(row.spec.temperature, row.spec.truncation) for row in first_of_each],
             [row.sampler.params.verifier for row in first_of_each],
-            proposal.ids,
-            proposal.prob_rows,
             proposal.probs,
             proposal.kept_ids,
-            uniforms.flatten().tolist(),
+            uniforms,
         ),
     )
     failed = {**_bad_rows(result.bad_rows), **failed}

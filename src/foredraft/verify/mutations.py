@@ -180,24 +180,26 @@ def exchanges_p_and_q(inputs: Inputs) -> Verdict:
 
 
 def reuses_noise() -> Verifier:
-    """Draws each second step with the noise of the step before. Its state: the generator, and that generator's state before the step."""
+    """Draws each second step with the noise of the step before. Its state: the generator, and the state of the noise before the step."""
     generator: torch.Generator | None = None
-    used: Tensor | None = None
+    used: tuple[Tensor, list[float]] | None = None
 
     @mutation
     def broken(inputs: Inputs) -> Verdict:
         nonlocal generator, used
-        drawn_from = inputs.samplers[0].generator
-        state = drawn_from.get_state()
-        if drawn_from is not generator or used is None:
-            generator, used = drawn_from, state
+        sampler = inputs.samplers[0]
+        state = sampler.generator.get_state(), sampler.unused_uniforms
+        if sampler.generator is not generator or used is None:
+            generator, used = sampler.generator, state
             return inputs.verify()
-        drawn_from.set_state(used)
+        sampler.generator.set_state(used[0])
+        sampler.unused_uniforms = used[1]
         used = None
         try:
             return inputs.verify()
         finally:
-            drawn_from.set_state(state)
+            sampler.generator.set_state(state[0])
+            sampler.unused_uniforms = state[1]
 
     return broken
 
