@@ -132,20 +132,28 @@ struct Noise {
     const int64_t* keys;
 };
 
+constexpr int64_t STRETCH = 256;  // numbers that are summed together
+
+int64_t num_stretches(int64_t count) { return (count + STRETCH - 1) / STRETCH; }
+
 // softmax(row / temperature). If a logit is NaN, or none is finite, probabilities are NaN, including the first.
 void softmax_of(const Logits& row, int64_t width, float temperature, float* probs) {
     F32x16 best = set1_ps(-INFINITY);
     for (int64_t i = 0; i < width; i += 16) best = max_ps(row.load(i, lanes(width - i)), best);
     const F32x16 shift = set1_ps(reduce_max_ps(best));
     const F32x16 factor = set1_ps(std::min(1.0f / temperature, 3e38f));
-    F32x16 sum = setzero_ps();
-    for (int64_t i = 0; i < width; i += 16) {
-        const Mask16 mask = lanes(width - i);
-        const F32x16 e = exp_nonpositive(mul_ps(sub_ps(row.load(i, mask), shift), factor));
-        sum = mask_add_ps(sum, mask, sum, e);
-        mask_storeu_ps(probs + i, mask, e);
+    double all = 0;
+    for (int64_t first = 0; first < width; first += STRETCH) {
+        F32x16 sum = setzero_ps();
+        for (int64_t i = first; i < std::min(width, first + STRETCH); i += 16) {
+            const Mask16 mask = lanes(width - i);
+            const F32x16 e = exp_nonpositive(mul_ps(sub_ps(row.load(i, mask), shift), factor));
+            sum = mask_add_ps(sum, mask, sum, e);
+            mask_storeu_ps(probs + i, mask, e);
+        }
+        all += reduce_add_ps(sum);
     }
-    const F32x16 total = set1_ps(reduce_add_ps(sum));
+    const F32x16 total = set1_ps((float)all);
     for (int64_t i = 0; i < width; i += 16) {
         const Mask16 mask = lanes(width - i);
         mask_storeu_ps(probs + i, mask, div_ps(maskz_loadu_ps(mask, probs + i), total));
@@ -194,10 +202,6 @@ int64_t truncated_softmax(const Logits& row, int64_t width, const DrawSpec& spec
         return kept;
     }
 }
-
-constexpr int64_t STRETCH = 256;  // numbers that are summed together
-
-int64_t num_stretches(int64_t count) { return (count + STRETCH - 1) / STRETCH; }
 
 double stretch_total(const float* weights, int64_t count) {
     F64x8 sum = setzero_pd();

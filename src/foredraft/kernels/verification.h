@@ -55,7 +55,7 @@ struct Draft {
 // What the threads that verify one sequence share: the probabilities of its draft tokens, and numbers for each stretch of each
 // row's columns. by_id: zeros, and zeros again afterwards; holds a draft distribution by id.
 struct Scratch {
-    std::vector<double> drafted, sums, overlaps, weights;
+    std::vector<double> drafted, sums, masses, weights;
     std::vector<float> most, by_id;
     std::vector<std::vector<float>> kept_probs;
     std::vector<std::vector<int64_t>> kept_ids;
@@ -67,7 +67,7 @@ struct Scratch {
         const size_t rows = d.max_len + 1;
         if (drafted.size() < rows) { drafted.resize(rows); kept_probs.resize(rows); kept_ids.resize(rows); num_kept.resize(rows); }
         if (sums.size() < rows * stretches) { sums.resize(rows * stretches); most.resize(rows * stretches); }
-        if (overlaps.size() < rows * most_parts) overlaps.resize(rows * most_parts);
+        if (masses.size() < rows * most_parts) masses.resize(rows * most_parts);
         if (weights.size() < stretches) weights.resize(stretches);
         by_id.resize(width);  // exactly, since threads share its ids as they share a row's columns
     }
@@ -186,28 +186,39 @@ struct Residual {
     F32x16 at(int64_t i, Mask16 mask) const { return max_ps(sub_ps(mul_ps(scale, p.at(i, mask)), p.drafted(q, i, mask)), setzero_ps()); }
 };
 
-// The sum of min(scale * p, q) over all ids, in parts -> how many there are.
+// The mass of a residual: `rest` and `count` parts in scratch.
+struct Mass {
+    int64_t count;
+    double rest;
+    double with(const double* parts) const { return std::max(rest + std::accumulate(parts, parts + count, 0.0), 0.0); }
+};
+
+// The sum of max(scale * p - q, 0) over all ids.
 template <class Row>
-int64_t overlap_parts(const Team& team, const Row& p, const Draft& q, double scale, DraftById& by_id, double* parts) {
+Mass residual_mass(const Team& team, const Row& p, const Draft& q, double scale, DraftById& by_id, double* parts) {
+    const Residual<Row> residual{p, by_id.of(q), set1_ps((float)scale)};
+    each_stretch(team, p.count, [&](int64_t s, int64_t from, int64_t end) {
+        F32x16 sum = setzero_ps();
+        for (int64_t i = from; i < end; i += 16) sum = mask_add_ps(sum, lanes(end - i), sum, residual.at(i, lanes(end - i)));
+        parts[s] = reduce_add_ps(sum);
+    });
+    return {num_stretches(p.count), 0};
+}
+
+// The same for a q over some ids: on the others the residual is scale * p, and p has the mass 1 in all. So only these ids are read.
+Mass mass_beside_ids(const Team& team, const DenseRow& p, const Draft& q, double scale, double* parts) {
     const F32x16 by = set1_ps((float)scale), zero = setzero_ps();
-    const auto add = [&](int64_t count, const auto& drafted, const auto& wanted) {
-        each_stretch(team, count, [&](int64_t s, int64_t from, int64_t end) {
-            F32x16 sum = zero;
-            for (int64_t i = from; i < end; i += 16) {
-                const Mask16 mask = lanes(end - i);
-                sum = mask_add_ps(sum, mask, sum, min_ps(mul_ps(by, wanted(i, mask)), drafted(i, mask)));
-            }
-            parts[s] = reduce_add_ps(sum);
-        });
-        return num_stretches(count);
-    };
-    if constexpr (std::is_same_v<Row, DenseRow>) {
-        if (q.ids)  // numbers after the last id are not positive
-            return add(q.count, [&](int64_t i, Mask16 mask) { return max_ps(maskz_loadu_ps(mask, q.probs + i), zero); },
-                       [&](int64_t i, Mask16 mask) { return p.of(q.ids + i, mask); });
-    }
-    const float* const of_ids = by_id.of(q);
-    return add(p.count, [&](int64_t i, Mask16 mask) { return p.drafted(of_ids, i, mask); }, [&](int64_t i, Mask16 mask) { return p.at(i, mask); });
+    each_stretch(team, q.count, [&](int64_t s, int64_t from, int64_t end) {
+        F32x16 excess = zero, covered = zero;
+        for (int64_t i = from; i < end; i += 16) {
+            const Mask16 mask = lanes(end - i) & at_least(maskz_loadu_ps(lanes(end - i), q.probs + i), set1_ps(FLT_MIN));  // not padding
+            const F32x16 wanted = p.of(q.ids + i, mask);
+            excess = mask_add_ps(excess, mask, excess, max_ps(sub_ps(mul_ps(by, wanted), maskz_loadu_ps(mask, q.probs + i)), zero));
+            covered = mask_add_ps(covered, mask, covered, wanted);
+        }
+        parts[s] = reduce_add_ps(excess) - scale * reduce_add_ps(covered);
+    });
+    return {num_stretches(q.count), scale};
 }
 
 // Draws a column with probability proportional to its weight, for the first thread of the team. False if all weights are 0. scratch: may
@@ -252,13 +263,19 @@ void verify_draft(const Team& team, const VerificationBatch& d, int64_t b, const
     }
     stops[n] = reached;
     if (is_block) {
-        std::vector<int64_t> num_parts(n);
-        for (int64_t i = 1; i < n; i++) num_parts[i] = overlap_parts(team, p[i], q[i], scale[i], by_id, &scratch.overlaps[i * scratch.most_parts]);
+        std::vector<Mass> masses(n);
+        const auto parts = [&](int64_t i) { return &scratch.masses[i * scratch.most_parts]; };
+        for (int64_t i = 1; i < n; i++) {
+            if constexpr (std::is_same_v<Row, DenseRow>)
+                if (q[i].ids) {
+                    masses[i] = mass_beside_ids(team, p[i], q[i], scale[i], parts(i));
+                    continue;
+                }
+            masses[i] = residual_mass(team, p[i], q[i], scale[i], by_id, parts(i));
+        }
         team.wait();
         for (int64_t i = 1; i < n; i++) {
-            const double* const parts = &scratch.overlaps[i * scratch.most_parts];
-            const double mass = p[i].is_bad ? 0 : std::max(scale[i] - std::accumulate(parts, parts + num_parts[i], 0.0), 0.0);
-            const double whole = mass + 1 - scale[i];
+            const double mass = p[i].is_bad ? 0 : masses[i].with(parts(i)), whole = mass + 1 - scale[i];
             accept[i] = whole > 0 ? mass / whole : 1;
         }
         if (n > 0) accept[n] = scale[n];
