@@ -1,4 +1,5 @@
-"""The average of EAGLE-3 heads of one form, such as the results of several training runs (model soups, arXiv:2203.05482), in eight bits.
+"""The average of EAGLE heads of one form, such as the results of several training runs (model soups, arXiv:2203.05482): of EAGLE-3 heads
+in eight bits, of EAGLE-1 heads in bfloat16.
 
     python recipes/average_heads.py TARGET OUT HEAD HEAD ...
 
@@ -14,10 +15,10 @@ from pathlib import Path
 import torch
 
 from foredraft.errors import ForedraftError
-from foredraft.heads import EagleHead
+from foredraft.heads import EagleHead, TargetShape, load_head
 from foredraft.heads.quantized import quantize_head
-from foredraft.model import LoadOptions, load_model
-from foredraft.train import Eagle3Kind
+from foredraft.model import LanguageModel, LoadOptions, load_model
+from foredraft.train import Eagle1Kind, Eagle3Kind
 
 
 def average(heads: Sequence[EagleHead]) -> EagleHead:
@@ -31,15 +32,22 @@ def average(heads: Sequence[EagleHead]) -> EagleHead:
     return heads[0]
 
 
+def kind_of(source: str, target: LanguageModel) -> Eagle1Kind | Eagle3Kind:
+    if load_head(source, TargetShape.of(target.hf.config)).config.kind == "eagle1":
+        return Eagle1Kind(init=source)
+    return Eagle3Kind.of_head(source, target)
+
+
 def main() -> None:
     target_name, out, *sources = sys.argv[1:]
     target = load_model(target_name, LoadOptions(device="cpu"))
     target.take_over()
-    kind = Eagle3Kind.of_head(sources[0], target)
+    kind = kind_of(sources[0], target)
     head = average([kind.load(source, target) for source in sources])
     Path(out).mkdir(parents=True, exist_ok=True)
     kind.save(head, target, target_name, Path(out), torch.bfloat16)
-    quantize_head(Path(out))
+    if isinstance(kind, Eagle3Kind):
+        quantize_head(Path(out))
 
 
 if __name__ == "__main__":

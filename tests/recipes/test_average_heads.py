@@ -10,7 +10,7 @@ import torch
 
 from foredraft.heads import TargetShape, load_head
 from foredraft.model import EMBEDDED, LoadOptions, load_model
-from foredraft.train import Eagle3Kind
+from foredraft.train import Eagle1Kind, Eagle3Kind
 
 TARGET = str(EMBEDDED / "target")
 RECIPE = Path(__file__).parents[2] / "recipes" / "average_heads.py"
@@ -34,3 +34,20 @@ def test_each_weight_is_the_mean_in_eight_bits_and_other_forms_are_refused(tmp_p
         assert (weight.float() - expected).abs().max() <= 0.01 * expected.abs().max()  # half a step is 1/254
     refused = subprocess.run([*command[:-1], tmp_path / "wider"], capture_output=True, text=True, check=False)
     assert "only heads of one form can be averaged" in refused.stderr
+
+
+def test_eagle1_heads_stay_in_bfloat16(tmp_path: Path) -> None:
+    target, head = load_model(TARGET, LoadOptions(device="cpu")), str(EMBEDDED / "head")
+    kind = Eagle1Kind(init=head)
+    other = kind.load(head, target)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.5)
+    kind.save(other, target, TARGET, tmp_path / "other", torch.bfloat16)
+    subprocess.run([sys.executable, str(RECIPE), TARGET, tmp_path / "out", head, tmp_path / "other"], check=True)
+    shape = TargetShape.of(target.hf.config)
+    first, mean = load_head(head, shape), load_head(str(tmp_path / "out"), shape)
+    assert not mean.is_quantized
+    assert mean.config == first.config
+    for name, weight in mean.tensors.items():
+        torch.testing.assert_close(weight.float(), 1.25 * first.tensors[name].float(), rtol=0.01, atol=0)
