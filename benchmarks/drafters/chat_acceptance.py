@@ -6,8 +6,9 @@
 
 The prompts are the first turn of each question, in the model's chat template. With --both-turns the second turn follows,
 after the model's own answer to the first, as in MT-bench itself (arXiv:2306.05685), where answers have up to 1,024 tokens.
-FILE: other questions, such as those of recipes/chat_questions.py. τ is the mean number of tokens written by a step with a draft; α is the share of evaluated draft tokens
-that were accepted, also given by position in the draft. At temperatures above 0 requests have no seed.
+FILE: other questions, such as those of recipes/chat_questions.py. τ is the mean number of tokens written by a step with a draft; α is
+the share of evaluated draft tokens that were accepted, also given by position in the draft. At temperatures above 0 requests have no
+seed.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from torch import Tensor
 from foredraft.sampling import Row, TokenProbs, inverse_cdf, refused_ids, to_device
 
 
-def held(row: Row, ids: list[int], token_probs: TokenProbs | None) -> list[int]:
+def held(row: Row, ids: list[int], token_probs: TokenProbs | None, first: int = 0) -> list[int]:
     """The tokens that a model drafted after a row, up to the first one that is not allowed.
 
-    token_probs: the distributions they were drawn from, row i for ids[i]; None: nothing was drawn. A distribution q is overwritten
+    token_probs: the distributions they were drawn from, row first + i for ids[i]; None: nothing was drawn. A distribution q is overwritten
     with q', which is q conditioned on allowed tokens, and the first token that is not allowed is drawn again, from q'. So each is
     drawn from q': q(x) + q(not allowed) q'(x) = q'(x) for every allowed x. The tokens after a redrawn one are discarded.
     """
@@ -19,6 +19,7 @@ def held(row: Row, ids: list[int], token_probs: TokenProbs | None) -> list[int]:
     count = sampler.num_allowed(history, ids)
     if not ids or token_probs is None or sampler.constraint is None:
         return ids[:count]
+    token_probs = token_probs.after(first)
     try:
         masks = [sampler.constraint.allowed(history, ids[:i]) for i in range(min(count + 1, len(ids)))]
     except Exception:  # the row that depends on the constraint fails with that error; other texts are not affected

@@ -122,9 +122,7 @@ def take_generated(
     generated with."""
     first, offset = num_prob_rows(token_probs), 0  # where this draft's rows begin among those of this call
     for draft, ids, spec in zip(drafts, generated.ids, specs, strict=True):
-        is_constrained = draft.row.sampler.constraint is not None  # only then the distributions are looked at
-        probs = generated.token_probs if is_constrained and spec.is_drawn else None
-        draft.ids = held(draft.row, ids, None if probs is None else probs.after(offset))
+        draft.ids = held(draft.row, ids, generated.token_probs if spec.is_drawn else None, offset)
         draft.prob_rows = [first + offset + i if spec.is_drawn else CERTAIN for i in range(len(draft.ids))]
         offset += len(spec.uniforms)
     if generated.token_probs is not None:

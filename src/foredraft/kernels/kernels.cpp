@@ -163,7 +163,7 @@ void verify(const void* logits, int64_t is_float, int64_t width, const Verificat
     if (num_rows * width <= WORTH_A_TEAM) num_threads = 1;
     thread_local Scratch of_this_thread;
     if (d.num_sequences < num_threads) {
-        Scratch& scratch = of_this_thread;
+        Scratch& scratch = of_this_thread;  // the caller's, for the whole team
         scratch.reserve(d, width);
         with_team(num_threads, [&](const Team& team) {
             for (int64_t b = 0; b < d.num_sequences; b++) verify_by(team, b, scratch);

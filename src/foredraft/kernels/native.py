@@ -509,11 +509,10 @@ class Kernels:
             raise ValueError(
                 f"draft distributions over {batch.probs.shape[1]} ids do not match logits over {logits.shape[1]}"
             )
-        num_sequences, max_len = len(batch.ids), max(map(len, batch.ids))
         struct, _memory = verification_struct(batch)
-        outcomes = array("q", [0, 0]) * num_sequences
+        outcomes = array("q", [0, 0]) * struct.num_sequences
         bad = bytearray(logits.shape[0])
-        stops = array("d", [0.0]) * (num_sequences * (max_len + 1))
+        stops = array("d", [0.0]) * (struct.num_sequences * (struct.max_len + 1))
         self._library.verify(
             logits.data_ptr(),
             logits.dtype == torch.float32,

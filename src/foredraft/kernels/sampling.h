@@ -65,6 +65,9 @@ int64_t argmax_of(const Logits& row, int64_t width) {
     return 0;
 }
 
+// Finite, so that 0 times it is 0.
+F32x16 inverse_temperature(float temperature) { return set1_ps(std::min(1.0f / temperature, 3e38f)); }
+
 // Probabilities of the `count` most likely ids under softmax(row / temperature), most likely first, for equal logits the lower id
 // first; and their logits, because two different ones may have the same probability in float32.
 void top_of(const Logits& row, int64_t width, float temperature, int64_t count, float* probs, float* values, int64_t* ids) {
@@ -83,7 +86,7 @@ void top_of(const Logits& row, int64_t width, float temperature, int64_t count, 
         largest = std::max(largest, most[b]);
     }
     const F32x16 shift = set1_ps(largest);
-    const F32x16 factor = set1_ps(std::min(1.0f / temperature, 3e38f));  // finite, so that 0 times it is 0
+    const F32x16 factor = inverse_temperature(temperature);
     const F32x16 least = set1_ps(-87.0f);
     const auto term = [&](int64_t i, Mask16 mask) {
         const F32x16 x = mul_ps(sub_ps(row.load(i, mask), shift), factor);
@@ -141,7 +144,7 @@ void softmax_of(const Logits& row, int64_t width, float temperature, float* prob
     F32x16 best = set1_ps(-INFINITY);
     for (int64_t i = 0; i < width; i += 16) best = max_ps(row.load(i, lanes(width - i)), best);
     const F32x16 shift = set1_ps(reduce_max_ps(best));
-    const F32x16 factor = set1_ps(std::min(1.0f / temperature, 3e38f));
+    const F32x16 factor = inverse_temperature(temperature);
     double all = 0;
     for (int64_t first = 0; first < width; first += STRETCH) {
         F32x16 sum = setzero_ps();

@@ -23,6 +23,13 @@ struct DenseRow {
     float of(int64_t id) const { return id < count ? reduce_add_ps(at(id, 1)) : 0; }
 };
 
+// The probability of an id in a list of ids, which may be padded with probabilities of 0.
+float prob_among(const float* probs, const int64_t* ids, int64_t count, int64_t id) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] == id && probs[i] > 0) return probs[i];
+    return 0.0f;
+}
+
 // A row of the target's distribution over the ids that truncation keeps.
 struct KeptRow {
     const float* kept;
@@ -32,11 +39,7 @@ struct KeptRow {
     F32x16 at(int64_t i, Mask16 mask) const { return maskz_loadu_ps(mask, kept + i); }
     F32x16 drafted(const float* by_id, int64_t i, Mask16 mask) const { return gather_ps(mask, by_id, ids + i); }
     int64_t id(int64_t column) const { return ids[column]; }
-    float of(int64_t id) const {
-        for (int64_t i = 0; i < count; i++)
-            if (ids[i] == id) return kept[i];
-        return 0;
-    }
+    float of(int64_t id) const { return prob_among(kept, ids, count, id); }
 };
 
 // A draft distribution; ids null: over all ids, in order.
@@ -45,10 +48,8 @@ struct Draft {
     const int64_t* ids;
     int64_t count;
     float of(int64_t id) const {
-        if (ids == nullptr) return id < count ? probs[id] : 0.0f;
-        for (int64_t i = 0; i < count; i++)
-            if (ids[i] == id && probs[i] > 0) return probs[i];
-        return 0.0f;
+        if (ids != nullptr) return prob_among(probs, ids, count, id);
+        return id < count ? probs[id] : 0.0f;
     }
 };
 
@@ -95,7 +96,7 @@ std::vector<DenseRow> dense_rows(const Team& team, const TargetLogits& logits, i
     for (int64_t r = 0; r < num_rows; r++) {
         rows[r].logits = logits.row(first + r);
         rows[r].count = logits.width;
-        rows[r].factor = set1_ps(std::min(1.0f / temperature, 3e38f));  // finite, so that 0 times it is 0
+        rows[r].factor = inverse_temperature(temperature);
         each_stretch(team, logits.width, [&](int64_t s, int64_t from, int64_t end) {
             F32x16 most = set1_ps(-INFINITY);
             for (int64_t i = from; i < end; i += 16) most = max_ps(rows[r].logits.load(i, lanes(end - i)), most);
@@ -152,13 +153,14 @@ std::vector<Draft> drafts_of(const Team& team, const VerificationBatch& d, int64
 // A draft distribution by id, which reads as an array what is stored with a list of ids. Each thread of a team has its share of the ids.
 class DraftById {
     float* const by_id;
-    const int64_t first_id, end_id;
+    int64_t first_id, end_id;
     const Draft* held = nullptr;
 
 public:
-    DraftById(const Team& team, std::vector<float>& ids)
-        : by_id(ids.data()), first_id(num_stretches(ids.size()) * team.rank / team.size * STRETCH),
-          end_id(num_stretches(ids.size()) * (team.rank + 1) / team.size * STRETCH) {}
+    DraftById(const Team& team, std::vector<float>& ids) : by_id(ids.data()) {
+        team.share(num_stretches(ids.size()), first_id, end_id);  // as each_stretch shares columns
+        first_id *= STRETCH, end_id *= STRETCH;
+    }
     ~DraftById() { clear(); }
     const float* of(const Draft& q) {
         if (q.ids == nullptr || held == &q) return q.ids ? by_id : q.probs;
@@ -193,19 +195,7 @@ struct Mass {
     double with(const double* parts) const { return std::max(rest + std::accumulate(parts, parts + count, 0.0), 0.0); }
 };
 
-// The sum of max(scale * p - q, 0) over all ids.
-template <class Row>
-Mass residual_mass(const Team& team, const Row& p, const Draft& q, double scale, DraftById& by_id, double* parts) {
-    const Residual<Row> residual{p, by_id.of(q), set1_ps((float)scale)};
-    each_stretch(team, p.count, [&](int64_t s, int64_t from, int64_t end) {
-        F32x16 sum = setzero_ps();
-        for (int64_t i = from; i < end; i += 16) sum = mask_add_ps(sum, lanes(end - i), sum, residual.at(i, lanes(end - i)));
-        parts[s] = reduce_add_ps(sum);
-    });
-    return {num_stretches(p.count), 0};
-}
-
-// The same for a q over some ids: on the others the residual is scale * p, and p has the mass 1 in all. So only these ids are read.
+// For a q over some ids: on the others the residual is scale * p, and p has the mass 1 in all. So only these ids are read.
 Mass mass_beside_ids(const Team& team, const DenseRow& p, const Draft& q, double scale, double* parts) {
     const F32x16 by = set1_ps((float)scale), zero = setzero_ps();
     each_stretch(team, q.count, [&](int64_t s, int64_t from, int64_t end) {
@@ -219,6 +209,20 @@ Mass mass_beside_ids(const Team& team, const DenseRow& p, const Draft& q, double
         parts[s] = reduce_add_ps(excess) - scale * reduce_add_ps(covered);
     });
     return {num_stretches(q.count), scale};
+}
+
+// The sum of max(scale * p - q, 0) over all ids.
+template <class Row>
+Mass residual_mass(const Team& team, const Row& p, const Draft& q, double scale, DraftById& by_id, double* parts) {
+    if constexpr (std::is_same_v<Row, DenseRow>)
+        if (q.ids) return mass_beside_ids(team, p, q, scale, parts);
+    const Residual<Row> residual{p, by_id.of(q), set1_ps((float)scale)};
+    each_stretch(team, p.count, [&](int64_t s, int64_t from, int64_t end) {
+        F32x16 sum = setzero_ps();
+        for (int64_t i = from; i < end; i += 16) sum = mask_add_ps(sum, lanes(end - i), sum, residual.at(i, lanes(end - i)));
+        parts[s] = reduce_add_ps(sum);
+    });
+    return {num_stretches(p.count), 0};
 }
 
 // Draws a column with probability proportional to its weight, for the first thread of the team. False if all weights are 0. scratch: may
@@ -265,14 +269,7 @@ void verify_draft(const Team& team, const VerificationBatch& d, int64_t b, const
     if (is_block) {
         std::vector<Mass> masses(n);
         const auto parts = [&](int64_t i) { return &scratch.masses[i * scratch.most_parts]; };
-        for (int64_t i = 1; i < n; i++) {
-            if constexpr (std::is_same_v<Row, DenseRow>)
-                if (q[i].ids) {
-                    masses[i] = mass_beside_ids(team, p[i], q[i], scale[i], parts(i));
-                    continue;
-                }
-            masses[i] = residual_mass(team, p[i], q[i], scale[i], by_id, parts(i));
-        }
+        for (int64_t i = 1; i < n; i++) masses[i] = residual_mass(team, p[i], q[i], scale[i], by_id, parts(i));
         team.wait();
         for (int64_t i = 1; i < n; i++) {
             const double mass = p[i].is_bad ? 0 : masses[i].with(parts(i)), whole = mass + 1 - scale[i];
