@@ -5,7 +5,8 @@
 
 For every drafter, and for every tree shape of drafters that take --draft: milliseconds per step, the share spent outside
 the passes of models and heads, that share in milliseconds, and tokens per second over plain decoding's, on code prompts,
-greedy, or without a seed at --temperature, where texts differ. Systems alternate prompt by prompt; figures are medians over rounds.
+greedy, or without a seed at --temperature. Greedy texts are compared with plain decoding's. Systems alternate prompt by prompt; figures
+are medians over rounds.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def main() -> None:
             step, outside = statistics.median(system.step_ms), statistics.median(system.outside)
             print(
                 f"| {batch} | {system.name} | {step:.2f} | {100 * outside:.1f} % | {step * outside:.2f} | {statistics.median(system.speed):.0f} "
-                f"| {over:.2f} | {same[system.name]} of {args.rounds} |"
+                f"| {over:.2f} | {'' if args.temperature else f'{same[system.name]} of {args.rounds}'} |"
             )
 
 
