@@ -12,6 +12,7 @@ from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice, is_encoder_decoder, is_gguf_name, with_loaded_head
 from foredraft.export.differences import ALWAYS, DRAFTING, QUANTIZED, TREES
 from foredraft.export.heads import HeadForm, check_form, written
+from foredraft.utils.arguments import rounds
 
 _REMOTE = (
     "a foredraft draft server drafts for foredraft only; the nearest alternative is the method that it drafts with"
@@ -146,7 +147,7 @@ class Engine:
     def _of_choice(self, choice: Choice, translation: Translation) -> tuple[str, ...]:
         found = [*ALWAYS, *(DRAFTING if choice.methods else ())]
         rounded = [choice.quantization, *([] if translation.rounds_drafts else [choice.draft_quantization])]
-        found += [QUANTIZED] if any(each not in (None, "none") for each in rounded) else []
+        found += [QUANTIZED] if any(map(rounds, rounded)) else []
         found += [TREES] if choice.has_trees else []
         return tuple(found)
 

@@ -22,6 +22,7 @@ from foredraft.export.heads import (
 )
 from foredraft.export.render import as_command
 from foredraft.model.checkpoint import raw_config
+from foredraft.utils.arguments import rounds
 
 TITLE, VERSION = "vLLM", "0.32"
 PROPOSER = "foredraft.integrations.vllm.Proposer"
@@ -127,7 +128,7 @@ def _rounding(choice: Choice, draft: str) -> dict[str, str]:
     """How the plug-in rounds the draft model while loading: as LLM does, so a quantized checkpoint is not rounded like the target."""
     inherited = None if "quantization_config" in raw_config(draft) else choice.quantization
     rounding = choice.draft_quantization or inherited
-    return {} if rounding in (None, "none") else {"draft_quantization": rounding}
+    return {"draft_quantization": rounding} if rounding is not None and rounds(rounding) else {}
 
 
 def _native(method: str, choice: Choice, **options: Any) -> Translation:

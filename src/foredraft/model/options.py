@@ -56,7 +56,7 @@ class LoadOptions:
     @property
     def is_rounded(self) -> bool:
         """Whether the weights are to be rounded while they are loaded."""
-        return self.quantization not in (None, "none")
+        return arguments.rounds(self.quantization)
 
     def torch_device(self) -> torch.device:
         """Raises ModelError for an invalid name, and for a device that does not exist."""

@@ -127,6 +127,11 @@ def check_precision(dtype: str, quantization: str | None, draft_quantization: st
             raise ForedraftError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {name!r}")
 
 
+def rounds(quantization: str | None) -> bool:
+    """Whether a quantization rounds weights while they are loaded."""
+    return quantization not in (None, "none")
+
+
 def check_devices(device: str, device_map: object, tp_plan: object, quantization: str | None) -> None:
     """Raises ForedraftError for an invalid device map or tensor-parallel plan, and for options that exclude each other."""
     if tp_plan not in (None, AUTO):
@@ -137,7 +142,7 @@ def check_devices(device: str, device_map: object, tp_plan: object, quantization
     if len(given) > 1 or (given and device != AUTO):
         other = "tp_plan" if len(given) > 1 else "device"
         raise ForedraftError(f"{given[0]} and {other} both say where the weights are placed: leave one of them out")
-    if tp_plan is not None and quantization not in (None, "none"):
+    if tp_plan is not None and rounds(quantization):
         raise ForedraftError("tp_plan splits floating-point weights: leave quantization out")
 
 
