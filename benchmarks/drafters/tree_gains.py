@@ -1,11 +1,12 @@
 """What trees of a head could gain over chains: computed from recorded acceptance and stated costs, not timed.
 
-    python -m benchmarks.drafters.tree_gains HEAD --model MODEL [--quantization int8] [--temperatures 0 0.8 1] [--questions 40]
-        [--max-tokens 160] [--out FILE.md]
+    python -m benchmarks.drafters.tree_gains HEAD --model MODEL [--quantization int8] [--texts chats|code|stories]
+        [--temperatures 0 0.8 1] [--questions 40] [--max-tokens 160] [--out FILE.md]
 
-MODEL answers MT-bench's first questions without drafts; above temperature 0 with a seed. At every position of the answers, the head says
-which tokens it would draft there, and later in a draft after the text's own tokens, best first: at temperature 0 by q, else by log q plus
-the noise that the text was drawn with. The rank of the text's token decides whether a tree has it. So one record serves every shape.
+MODEL answers MT-bench's first questions without drafts, or continues code or stories; above temperature 0 with a seed. At every position of
+the answers, the head says which tokens it would draft there, and later in a draft after the text's own tokens, best first: at temperature 0
+by q, else by log q plus the noise that the text was drawn with. The rank of the text's token decides whether a tree has it. So one record
+serves every shape.
 
 For every cost curve, the shapes considered have the likeliest nodes by the counted rates, up to every number of levels and nodes. The best
 chain and the best tree by these rates then walk through the answers. Speeds are relative to plain decoding. Chains are verified with the
@@ -22,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.common.prompts import chat_ids
+from benchmarks.drafters.trees import prompts_of
 from foredraft import LLM, SamplingParams
 from foredraft.engine.token_tree import TreeShape
 from foredraft.policy.tree_acceptance import best_first
@@ -51,12 +52,17 @@ class Costs:
 CURVES = {
     "SmolLM2 in int8, two cores": Costs((1, 1.01, 1.02, 1.04, 1.09, 1.13, 1.18, 1.24, 1.32), 0.13, 0.023, 12),
     "its copy of 1.8 billion parameters": Costs((1, 1.02, 1.03, 1.05, 1.07, 1.1, 1.14, 1.18, 1.23), 0.02, 0.05, 12),
+    "Medusa, the 0.4 B copy in int8, two cores": Costs(
+        (1, 1.02, 1.04, 1.06, 1.08, 1.11, 1.15, 1.19, 1.25), 0.05, 0.0, 12
+    ),
     "a GPU: 64 rows cost a tenth more, a level 0.06": Costs((1, 1 + 0.1 / 63), 0.0, 0.06, 63),
 }
-"""The first two as measured on an EPYC with AVX-512 (benchmarks/controller/recorded_chats.py), the last as an example."""
+"""The first two as measured on an EPYC with AVX-512 (benchmarks/controller/recorded_chats.py), the third on a Xeon with AMX
+(benchmarks/kernels/passes.py), the last as an example."""
 
 Ranks = list[list[int]]
-"""For each token of an answer, by its place in a draft: its rank among the tokens that the head would draft there, from 0."""
+"""For each token of an answer, by its place in a draft, as far as the head drafts: its rank among the tokens that the head would draft
+there, from 0."""
 
 
 def recorded(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> Iterator[Ranks]:
@@ -104,7 +110,7 @@ def rates(answers: Sequence[Ranks]) -> tuple[list[float], list[float]]:
     right = torch.zeros_like(seen)
     for answer in answers:
         for start in range(1, len(answer)):
-            for level, places in enumerate(answer[start : start + MOST_LEVELS]):
+            for level, places in enumerate(answer[start : start + len(answer[start])]):
                 rank = places[level]
                 seen[level, : rank + 1] += 1
                 if rank >= MOST_SIBLINGS:
@@ -118,7 +124,7 @@ def best_shapes(answers: Sequence[Ranks], costs: Costs) -> tuple[TreeShape, Tree
     """-> the best chain and the best tree"""
     first, siblings = rates(answers)
     best: dict[bool, tuple[float, TreeShape]] = {}
-    for most_levels in range(1, MOST_LEVELS + 1):
+    for most_levels in range(1, len(answers[0][0]) + 1):
         parents, chances = best_first(first[:most_levels], siblings, costs.most_nodes)
         chain = TreeShape.chain(most_levels), 1 + sum(torch.tensor(first[:most_levels]).cumprod(0).tolist())
         trees = ((TreeShape(tuple(parents[:n])), 1 + sum(chances[:n])) for n in range(1, len(parents) + 1))
@@ -172,13 +178,14 @@ def main() -> None:
     parser.add_argument("head")
     parser.add_argument("--model", required=True)
     parser.add_argument("--quantization")
+    parser.add_argument("--texts", choices=["chats", "code", "stories"], default="chats")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8, 1.0])
     parser.add_argument("--questions", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     llm = LLM(args.model, args.head, quantization=args.quantization, enable_prefix_caching=False)
-    prompts = chat_ids(llm.text_tokenizer, args.questions)
+    prompts = prompts_of(llm, args.texts, args.questions)
     lines = [HEAD]
     print(HEAD)
     for temperature in args.temperatures:
