@@ -33,6 +33,7 @@ def test_a_value_is_shown_in_one_short_line(value: Any, expected: str) -> None:
 
 def test_an_error_is_shown_in_one_line() -> None:
     assert one_line(ValueError("first\nsecond")) == "ValueError: first"
+    assert one_line(ValueError("in this field:\n  it is odd\nthird")) == "ValueError: in this field: it is odd"
     assert one_line(KeyError()) == "KeyError: no message"
     assert one_line(Unprintable()) == "Unprintable: no message"
     assert message_of(ForedraftError("ours")) == "ours"

@@ -34,12 +34,13 @@ class RequestError(ForedraftError):
 
 
 def one_line(error: BaseException) -> str:
-    """Describe another library's error in one line: its type, and the first line of its message."""
+    """Describe another library's error in one line: its type, and the first line of its message, with the next one if it ends in a
+    colon."""
     try:
         lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     except Exception:  # a foreign exception class whose __str__ fails
         lines = []
-    text = lines[0] if lines else "no message"
+    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else "no message"
     return f"{type(error).__name__}: {text[:300]}"
 
 

@@ -200,6 +200,17 @@ def test_a_drafter_that_fails_on_the_server_gives_no_draft_and_the_server_goes_o
 # --- strangers --------------------------------------------------------------------------------------------------------
 
 
+def test_a_draft_ends_before_an_id_that_the_target_does_not_have_and_the_server_goes_on() -> None:
+    class Odd(NgramDrafter):
+        def propose(self, requests: list[DraftRequest]) -> Proposal:
+            return Proposal.certain([[3, -1, 4] if request.tokens[-1] else [VOCAB] for request in requests])
+
+    with serving(Odd()) as server:
+        drafter = remote(server.address, VOCAB)
+        assert drafts(drafter, [1, 2], [1, 0]) == [[3], []]
+        assert drafts(drafter, [1, 2, 3]) == [[3]]
+
+
 def test_arbitrary_data_from_strangers_changes_nothing() -> None:
     """Bytes that are no handshake, a handshake with another key, and garbage and ten megabytes with the right key."""
     from foredraft.remote.sockets import Caller

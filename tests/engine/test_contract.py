@@ -42,6 +42,14 @@ class ProposesFromTwo(Good):
         raise NotImplementedError
 
 
+class TapsHalfALayer(Good):
+    taps = (1.5,)
+
+
+class TapsANumber(Good):
+    taps = 5
+
+
 class ForgetsAll(Good):
     def forget(self) -> None:  # type: ignore[override]
         raise NotImplementedError
@@ -53,6 +61,8 @@ BAD_OBJECTS = [
     (ForgetsNothing(), "ForgetsNothing has no forget"),
     (ProposesFromTwo(), "ProposesFromTwo.propose must take one argument: propose(requests)"),
     (ForgetsAll(), "ForgetsAll.forget must take one argument: forget(seq_ids)"),
+    (TapsHalfALayer(), "TapsHalfALayer.taps must be a tuple of the numbers of layers, not (1.5,)"),
+    (TapsANumber(), "TapsANumber.taps must be a tuple of the numbers of layers, not 5"),
     (Good, "Good is a class, but a drafter must be an object: give Good(...)"),
     (7, "int has no propose"),
 ]
@@ -89,6 +99,11 @@ def sampled() -> Proposal:
     return Proposal.of([[3, 4], [5]], [[0, -1], [1]], TokenProbs(probs))
 
 
+def kept(first: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """The ids of the columns of `sampled`, with another first one."""
+    return torch.tensor([[first, 1, 2, 3, 4, 5]] * 2, dtype=dtype)
+
+
 def with_(field: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Proposal]:
     def make() -> Proposal:
         return sampled().replaced(**{field: value(getattr(sampled(), field))})
@@ -115,6 +130,10 @@ BAD_ANSWERS: list[tuple[Callable[[], object], str]] = [
     (with_("probs", lambda probs: probs[0]), "Good: probs must be [R, V] of a floating-point type"),
     (with_("probs", lambda probs: probs.long()), "Good: probs must be [R, V] of a floating-point type"),
     (with_("kept_ids", lambda _: torch.zeros(2, 1, dtype=torch.int64)), "Good: kept_ids (2, 1) must have the shape"),
+    (with_("kept_ids", lambda _: kept(dtype=torch.int32)), "Good: kept_ids must be int64, not torch.int32"),
+    (with_("kept_ids", lambda _: kept(1 << 40)), f"Good: kept_ids has the id {1 << 40}, but valid ids are 0 to 5"),
+    (with_("kept_ids", lambda _: kept(-1)), "Good: kept_ids has the id -1, but valid ids are 0 to 5"),
+    (with_("kept_ids", lambda _: kept(VOCAB)[:1].expand(2, -1)), "Good: kept_ids has the id 6"),
 ]
 
 

@@ -336,15 +336,20 @@ def test_a_failing_processor_ends_its_own_request_only(bench: Bench) -> None:
     def gives_nan(prefix: list[int], logits: Tensor) -> Tensor:
         return logits * torch.nan
 
+    def overflows(prefix: list[int], logits: Tensor) -> Tensor:
+        return logits.double() * 1e300
+
     engine = bench.engine("draft_model")
     good = engine.add(PROMPTS[0], params(20, **GREEDY))
     bad = engine.add(PROMPTS[0], params(20, **GREEDY, logits_processors=[raises]))
     nan = engine.add(PROMPTS[0], params(20, temperature=1.0, logits_processors=[gives_nan]))
+    infinite = engine.add(PROMPTS[0], params(20, temperature=1.0, logits_processors=[overflows]))
     run(engine)
     assert good.output_ids == bench.plain(PROMPTS[0], params(20, **GREEDY))
     assert bad.finish_reason == nan.finish_reason == "error"
     assert "raises raised KeyError" in str(bad.error)
     assert "gives_nan must return numbers" in str(nan.error)
+    assert "overflows must return numbers below +inf" in str(infinite.error)
     # at the token where plain decoding would have failed: errors after a rejected draft token are ignored
     assert len(PROMPTS[0]) + bad.num_output == 13
     assert bad.output_ids == bench.plain(PROMPTS[0], params(20, **GREEDY))[: bad.num_output]

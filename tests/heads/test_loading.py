@@ -283,6 +283,11 @@ SAFEAILAB, SPECULATORS, MEDUSA = "safeailab_eagle3", "speculators_llama", "medus
         ("deepspec", {"target_layer_ids": None}, "does not give target_layer_ids"),
         ("deepspec", {"num_target_layers": 36}, "belongs to another target"),
         ("safeailab_eagle1", {"add_para_norm": True}, "add_para_norm"),
+        (SAFEAILAB, {"hidden_act": "nope"}, "the head cannot be read: KeyError: 'nope'"),
+        (SAFEAILAB, {"num_attention_heads": 3}, "the head cannot be read: StrictDataclass"),
+        (SAFEAILAB, {"num_attention_heads": 0, "head_dim": None}, "the head cannot be read"),
+        (SAFEAILAB, {"rope_theta": "x"}, "the head cannot be read"),
+        (SAFEAILAB, {"rope_scaling": {"rope_type": "yarn"}}, "the head cannot be read"),
     ],
 )
 def test_an_unsupported_configuration_is_refused_by_name(

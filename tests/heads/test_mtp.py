@@ -239,6 +239,18 @@ def test_unsuitable_tensors_are_refused_by_name(tmp_path: Path, tensors: dict[st
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["{", '{"weight_map": 3}', '{"weight_map": {"mtp.fc.weight": "gone.safetensors"}}'])
+def test_an_index_that_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    target = loaded(saved("glm"))
+    folder = tmp_path / "spoiled"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ModelError, match="the head cannot be read") as error:
+        attach_mtp(str(folder), target)
+    assert str(error.value).startswith(str(folder))
+    assert "\n" not in str(error.value)
+
+
 def test_a_target_without_mtp_layers_is_refused(tmp_path: Path) -> None:
     folder = save(new_target(glm()), {}, tmp_path / "plain")
     with pytest.raises(ModelError, match="it has no MTP layers"):

@@ -181,3 +181,8 @@ def test_ids_of_probability_zero_are_never_chosen(kernels: Kernels) -> None:
     assert not x[0, ids].isneginf().any()
     ids = kernels.choose(x, [DrawSpec(9.0, keys=[key]) for key in stream_keys(1, 0, 0, 2000)])
     assert not x[0, ids].isneginf().any()
+
+
+def test_no_rows_have_no_truncated_distributions(kernels: Kernels) -> None:
+    probs, ids = kernels.token_probs(torch.empty(0, 100), [], (5, 1.0, 0.0))
+    assert len(probs) == len(ids) == 0

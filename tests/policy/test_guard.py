@@ -95,6 +95,20 @@ def test_a_drafter_above_its_memory_threshold_frees_its_memory(caplog: pytest.Lo
         assert part in record.getMessage()
 
 
+def test_a_drafter_that_fails_to_forget_still_cools_down(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgetful(Holder):
+        def forget(self, seq_ids: list[int]) -> None:
+            raise RuntimeError("injected")
+
+    policy = guard(Forgetful(), min_acceptance_rate=0.5)
+    simulator = simulate(policy, acceptance=0.2)
+    simulator.add(text(wanted=4))
+    rounds = simulator.run(17)
+    assert [one.num_requested for one in rounds] == [4] * 16 + [0]
+    assert policy.crossings == {("a", "min_acceptance_rate"): 1}
+    assert ["Forgetful failed" in record.getMessage() for record in caplog.records] == [True, False]
+
+
 def test_a_drafter_without_memory_never_crosses_a_threshold() -> None:
     class Bare:
         def propose(self, requests: list[DraftRequest]) -> Proposal:

@@ -93,6 +93,9 @@ def test_a_template_that_would_leave_a_call_out_is_refused() -> None:
         ("{% if %}", "chat template fails"),
         ("{{ raise_exception('roles must\n\nalternate') }}", "fails on these messages: roles must alternate"),
         ("{{ messages[0].content + 1 }}", "chat template fails"),
+        ("{{ 1 // 0 }}", "chat template fails on these messages: integer division"),
+        ("{{ 2.0 ** 10000 }}", "chat template fails"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "chat template fails"),
         ("{{ '' }}", "prompt is empty"),
     ],
 )

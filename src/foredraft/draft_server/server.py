@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
 from foredraft.draft_server.histories import Histories, History
@@ -126,7 +127,7 @@ class DraftServer:
         drafts = iter(self._drafts(requests))
         for (client, ask), each in zip(batch, histories, strict=True):
             size = ask.vocabulary.size
-            rows = [None if request is None else _below(next(drafts), size) for request in each]
+            rows = [None if request is None else _within(next(drafts), size) for request in each]
             self._send(client, Answer(ask.step, drafts=rows))
 
     def _read_histories(self, client: bytes, ask: Ask) -> list[DraftRequest | None]:
@@ -179,8 +180,6 @@ class DraftServer:
         self._listener.send(client, answer.pack())
 
 
-def _below(ids: list[int], size: int) -> list[int]:
+def _within(ids: list[int], size: int) -> list[int]:
     """The ids before the first one outside the target's vocabulary: the logits may be padded differently."""
-    if not ids or max(ids) < size:
-        return ids
-    return ids[: next(place for place, token in enumerate(ids) if token >= size)]
+    return list(takewhile(lambda token: 0 <= token < size, ids))

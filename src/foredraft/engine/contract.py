@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foredraft.engine.proposal import CERTAIN, DraftRequest, Proposal
 from foredraft.engine.token_tree import ROOT
-from foredraft.errors import DrafterError
+from foredraft.errors import DrafterError, shown
 
 SUM_TOLERANCE = 1e-3
 _METHODS = {"propose": "requests", "forget": "seq_ids"}
@@ -28,6 +28,9 @@ def check_drafter(drafter: object) -> None:
             raise DrafterError(f"{name} has no {method}: a drafter needs propose(requests) and forget(seq_ids)")
         if not _takes_one(bound):
             raise DrafterError(f"{name}.{method} must take one argument: {method}({argument})")
+    taps = getattr(drafter, "taps", ())
+    if not isinstance(taps, tuple | list) or not all(type(tap) is int for tap in taps):
+        raise DrafterError(f"{name}.taps must be a tuple of the numbers of layers, not {shown(taps)}")
 
 
 def check_proposal(drafter: object, proposal: object, requests: Sequence[DraftRequest], vocab_size: int) -> None:
@@ -139,3 +142,17 @@ def _check_probs(name: str, proposal: Proposal, vocab_size: int) -> None:
         raise DrafterError(
             f"{name}: kept_ids {tuple(kept_ids.shape)} must have the shape of probs {tuple(probs.shape)}"
         )
+    if kept_ids is not None:
+        _check_kept_ids(name, kept_ids, vocab_size)
+
+
+def _check_kept_ids(name: str, kept_ids: Tensor, vocab_size: int) -> None:
+    """Ids on another device are not read, because that would wait for it."""
+    if kept_ids.dtype != torch.int64:
+        raise DrafterError(f"{name}: kept_ids must be int64, not {kept_ids.dtype}")
+    if kept_ids.device.type != "cpu" or not kept_ids.numel():
+        return
+    least, most = kept_ids[: 1 if kept_ids.stride(0) == 0 else None].aminmax()
+    if int(least) < 0 or int(most) >= vocab_size:
+        bad = int(least) if int(least) < 0 else int(most)
+        raise DrafterError(f"{name}: kept_ids has the id {bad}, but valid ids are 0 to {vocab_size - 1}")

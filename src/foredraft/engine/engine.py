@@ -81,7 +81,7 @@ class Engine:
             drafter if isinstance(drafter, Mapping) else {type(drafter).__name__: drafter}
         )
         self.cache = model.new_cache(pool, self._drafter_group.taps, keeps_encoded=self._drafter_group.reads_encoder)
-        self._policy = SafePolicy(policy or FixedPolicy(self._drafter_group.names[0]))
+        self._policy = SafePolicy(policy or FixedPolicy(self._drafter_group.names[0]), self._drafter_group.names)
         # a pruned checkpoint may name ids that its logits do not have
         self._end_ids = frozenset(i for i in end_ids if i < model.traits.vocab_size)
         self._speculative_tokens = speculative_tokens

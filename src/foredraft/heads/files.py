@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,26 +50,30 @@ class HeadFiles:
     @classmethod
     def of(cls, name: str, revision: str | None = None) -> HeadFiles:
         """name: a directory or a hub id. Raises ModelError for files that are missing or cannot be read."""
-        folder = _folder_of(name, revision)
-        try:
+        folder = folder_of(name, revision)
+        with reading(name):
             config = _config_of(folder)
             settings = config.pop(QUANTIZATION, None)
             tensors = _tensors_of(folder) if settings is None else read_dense(folder, settings)
             return cls(name, config, _without_buffers(tensors), settings is not None)
-        except (ModelError, UnreadableError) as error:
-            raise ModelError(f"{name}: {error}") from error
-        except Exception as error:
-            raise ModelError(f"{name}: the head cannot be read: {one_line(error)}; download it again") from error
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """While the files of this name are read, whatever they make a library raise becomes a ModelError that gives the name."""
+    try:
+        yield
+    except (ModelError, UnreadableError) as error:
+        raise ModelError(f"{name}: {error}") from error
+    except Exception as error:
+        raise ModelError(f"{name}: the head cannot be read: {one_line(error)}; download it again") from error
 
 
 class CheckpointTensors:
-    """The tensors of a model's checkpoint, to be read by name. name: a directory, or a hub id whose files are fetched.
+    """The tensors of a model's checkpoint, to be read by name. Raises ModelError if there are none; see reading."""
 
-    Raises ModelError for files that cannot be found or read.
-    """
-
-    def __init__(self, name: str, revision: str | None = None) -> None:
-        self._files = {key: path for path in _files_of(name, revision) for key in tensor_names(path)}
+    def __init__(self, folder: Path) -> None:
+        self._files = {key: path for path in weight_files(folder) for key in tensor_names(path)}
 
     @property
     def names(self) -> list[str]:
@@ -97,15 +102,8 @@ def tensor_names(path: Path) -> list[str]:
     return list(torch.load(path, map_location="meta", weights_only=True))
 
 
-def _files_of(name: str, revision: str | None) -> list[Path]:
-    folder = _folder_of(name, revision)
-    try:
-        return list(weight_files(folder))
-    except ModelError as error:
-        raise ModelError(f"{name}: {error}") from error
-
-
-def _folder_of(name: str, revision: str | None) -> Path:
+def folder_of(name: str, revision: str | None) -> Path:
+    """A directory, or that of a hub id, whose files are fetched. Raises ModelError if there are none."""
     if Path(name).is_dir():
         return Path(name)
     refuse_unusable(name)

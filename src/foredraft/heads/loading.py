@@ -16,7 +16,7 @@ from foredraft.heads.config import DFlashConfig, EagleConfig, ExitConfig, HeadCh
 from foredraft.heads.dflash import DFlashHead
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.early_exit import empty_exit
-from foredraft.heads.files import CheckpointTensors, HeadFiles
+from foredraft.heads.files import CheckpointTensors, HeadFiles, folder_of, reading
 from foredraft.heads.formats import FORMATS, mtp
 from foredraft.heads.formats.base import KIND_KEY, HeadFormat
 from foredraft.heads.medusa import MedusaHead
@@ -32,13 +32,11 @@ def load_head(name: str, target: TargetShape, revision: str | None = None) -> He
     missing, unknown or of another shape, an unusable vocabulary table, and a head that does not fit the target.
     """
     files = HeadFiles.of(name, revision)
-    try:
+    with reading(name):
         form = format_of(files)
         checkpoint = replace(form.read(files, target), form=form.name, is_quantized=files.is_quantized)
         _check_target(checkpoint, target)
         _check_tensors(checkpoint)
-    except ModelError as error:
-        raise ModelError(f"{name}: {error}") from error
     return checkpoint
 
 
@@ -54,15 +52,14 @@ def load_mtp(name: str, hf: PreTrainedModel, revision: str | None = None) -> Hea
         )
     if _is_quantized(hf.config):
         raise ModelError(f"{name}: its weights are quantized, but MTP layers are read only from unquantized ones")
-    tensors = CheckpointTensors(name, revision)
-    try:
+    folder = folder_of(name, revision)
+    with reading(name):
+        tensors = CheckpointTensors(folder)
         found = mtp.find_layers(tensors.names, hf.config.get_text_config().num_hidden_layers)
         if found is None:
             raise ModelError("it has no MTP layers to draft with; use another method")
         checkpoint = mtp.read(found, tensors.read(found.wanted), hf.config, DecoderParts.of(hf))
         _check_tensors(checkpoint)
-    except ModelError as error:
-        raise ModelError(f"{name}: {error}") from error
     return checkpoint
 
 
@@ -71,7 +68,7 @@ def count_mtp_layers(name: str, config: PretrainedConfig) -> int:
     if not Path(name).is_dir() or _is_quantized(config):
         return 0
     try:
-        found = mtp.find_layers(CheckpointTensors(name).names, config.get_text_config().num_hidden_layers)
+        found = mtp.find_layers(CheckpointTensors(Path(name)).names, config.get_text_config().num_hidden_layers)
     except Exception:  # loading it reports what is wrong
         return 0
     return 0 if found is None else len(found.layers)

@@ -143,7 +143,8 @@ int64_t token_probs(const void* logits, int64_t is_float, int64_t num_rows, int6
         std::copy_n(some.begin(), std::min(room, kept[r]), probs + r * room);
         std::copy_n(places.begin(), std::min(room, kept[r]), ids + r * room);
     }
-    const int64_t most = std::max<int64_t>(1, *std::max_element(kept.begin(), kept.end()));
+    int64_t most = 1;
+    for (const int64_t count : kept) most = std::max(most, count);
     for (int64_t r = 0; r < num_rows && most <= room; r++) {
         std::fill(probs + r * room + kept[r], probs + r * room + most, kept[r] ? 0.0f : NAN);
         std::fill(ids + r * room + kept[r], ids + r * room + most, 0);

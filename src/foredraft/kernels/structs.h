@@ -139,8 +139,8 @@ struct TokenProbs {
     int64_t width;
 };
 
-// Sequences to verify. The rows of logits of sequence b begin at first_rows[b]. Its draft tokens are row places[b] of ids, and the
-// rows of probs that they were drawn from (-1: a point mass) are row places[b] of prob_rows.
+// Sequences to verify. The rows of logits of sequence b begin at first_rows[b]. Its draft tokens are row b of ids, and the rows of
+// probs that they were drawn from (-1: a point mass) are row b of prob_rows.
 struct VerificationBatch {
     const int64_t *first_rows, *lens;           // [num_sequences]
     const DrawSpec* specs;                      // the target's

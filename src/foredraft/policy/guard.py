@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from foredraft.engine.proposal import Drafter
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.step import Step, num_counted
 from foredraft.policy.base import DraftBudget, Policy
 from foredraft.utils.arguments import check_thresholds
+from foredraft.utils.isolation import Shield
 from foredraft.utils.units import bytes_text
 
 logger = logging.getLogger("foredraft")
@@ -53,6 +55,7 @@ class Guard:
         self._windows = {name: _Window(window) for name in drafters}
         self._num_steps = num_steps
         self._running_ids: list[int] = []
+        self._shield = Shield()
 
     @property
     def fallbacks(self) -> Counter[tuple[str, str]]:
@@ -97,7 +100,9 @@ class Guard:
 
     def _cross(self, name: str, threshold: str, measured: str, limit: str, step: Step) -> None:
         """Start a drafter's cooldown. It must not hold memory meanwhile, so it forgets every sequence."""
-        self.drafters[name].forget([*{*self._running_ids, *(item.sequence.seq_id for item in step.scheduled)}])
+        drafter = self.drafters[name]
+        seq_ids = [*{*self._running_ids, *(item.sequence.seq_id for item in step.scheduled)}]
+        self._shield.call(drafter, partial(drafter.forget, seq_ids), None)
         self.crossings[name, threshold] += 1
         self.policy.cool_down([name], threshold, self._num_steps)
         logger.warning(

@@ -259,12 +259,14 @@ class Sampler:
         for processor in self.params.logits_processors:
             try:
                 out = processor(list(prefix), logits.clone())
+                if isinstance(out, Tensor):
+                    out = out.to(logits)  # before the check: large numbers may become infinite
                 problem = _problem_with(out, logits)
             except Exception as error:
                 raise RowError(f"logits processor {_name(processor)} raised {one_line(error)}") from error
             if problem:
                 raise RowError(f"logits processor {_name(processor)} must return {problem}")
-            logits = out.to(logits)
+            logits = out
         return logits
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
 from foredraft.text.tokenizing import encode_prompt, single_line
 
 _PLACEHOLDER = "foredraft-user-message"
-_TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def render_chat(
@@ -70,7 +68,7 @@ def user_turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **template_args: Any) -> str:
     try:
         return _apply(tokenizer, messages, template_args)
-    except _TEMPLATE_ERRORS as error:
+    except Exception as error:  # a template is a program
         text = _with_empty_contents(tokenizer, messages, template_args)
         if text is None:
             raise ForedraftError(f"the chat template fails on these messages: {single_line(error)}") from error
@@ -97,7 +95,7 @@ def _with_empty_contents(
     filled = [{**message, "content": message.get("content") or ""} for message in messages]
     try:
         text = _apply(tokenizer, filled, template_args)
-    except _TEMPLATE_ERRORS:
+    except Exception:
         return None
     template = template_args.get("chat_template") or tokenizer.chat_template
     is_shown = "tool_calls" not in str(template) or all(name in text for call in calls for name in _called(call))

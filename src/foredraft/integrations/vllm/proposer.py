@@ -52,7 +52,8 @@ class Proposer:
         if fixed is None:
             drafters = with_hybrid(drafters)
             policy = Controller([*drafters], max_draft=most, hybrid=hybrid_of(drafters))
-        self._drafting = Drafting(drafters, SafePolicy(policy), self._texts, vocab_size, most, learns=fixed is None)
+        safe = SafePolicy(policy, drafters)
+        self._drafting = Drafting(drafters, safe, self._texts, vocab_size, most, learns=fixed is None)
         self._has_failed = False
 
     def load_model(self, target_model: Any) -> None:
