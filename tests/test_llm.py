@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +16,12 @@ from torch import Tensor
 
 from foredraft import LLM, ForedraftError, ModelError, RequestError, SamplingParams, VocabularyError
 from foredraft.drafters import ScriptedDrafter
+from foredraft.engine.cache import KVCache
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.model import EMBEDDED, LanguageModel, WarmUpSizes
 from foredraft.text.request import Request
 from foredraft.text.stream import TextStream
+from foredraft.utils.heap import HeapTrimmer
 from tests.scripts import continuations_of
 
 CODE = 'def mean(values):\n    """Return the arithmetic mean of values."""'
@@ -260,6 +264,42 @@ def test_ctrl_c_leaves_the_engine_usable(llm: LLM, monkeypatch: pytest.MonkeyPat
             llm.generate([STORY, CODE], SamplingParams(max_tokens=100, temperature=0.0))
     assert not llm.engine.has_work
     assert text(llm, CODE) == expected
+
+
+INTERRUPTED: dict[str, tuple[Any, str]] = {
+    "start": (Request, "add_text"),
+    "first pass": (LanguageModel, "read"),
+    "growth": (HeapTrimmer, "freed"),
+    "commit": (TextStream, "__call__"),
+    "end": (KVCache, "retain"),
+    "eviction": (KVCache, "_unlist"),
+}
+
+
+@pytest.mark.parametrize(("owner", "name"), INTERRUPTED.values(), ids=INTERRUPTED)
+def test_ctrl_c_at_any_moment_leaves_no_trace(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real signal arrives while the engine changes its state. Later texts, and streams that go on, are those of plain decoding."""
+    llm = LLM(method="draft_model", cache_memory=4 << 20)
+    expected = text(llm, CODE)
+    for prompt in (STORY, CODE):
+        llm.generate([prompt, f"{prompt} and"], SamplingParams(max_tokens=150, temperature=0.0, stop="\n\n"))
+    other = llm.stream(CODE, GREEDY)
+    got = [next(other).text]
+    original = getattr(owner, name)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([STORY * 4, CODE], SamplingParams(max_tokens=100, temperature=0.0, stop="\n\n", logprobs=1))
+    assert "".join([*got, *(delta.text for delta in other)]) == expected
+    assert not llm.engine.has_work
+    assert text(llm, CODE) == expected
+    llm.engine.drop_retained()
+    assert llm.engine.pool.used == 0
 
 
 def test_a_failed_request_is_raised_after_the_others_are_done(llm: LLM) -> None:

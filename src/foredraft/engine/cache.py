@@ -254,10 +254,10 @@ class KVCache:
             return False
         try:
             region.resize(capacity)
-            self.pool.heap.freed(before * self.bytes_per_token)  # it has moved
         except BaseException:
             self.pool.give(amount)
             raise
+        self.pool.heap.freed(before * self.bytes_per_token)  # it has moved
         return True
 
     def _release(self, region: Region | None) -> None:

@@ -36,6 +36,7 @@ from foredraft.sampling import (
     Sampler,
     SamplingParams,
 )
+from foredraft.utils.interrupts import DeferredInterrupt
 from foredraft.utils.isolation import Shield, run_isolated
 from foredraft.verify import NO_RULES, Rule, Verifier, verify
 
@@ -184,8 +185,12 @@ class Engine:
 
         An error that a sequence causes ends that sequence, as it would have under plain decoding: a pass or a verification that
         raises is repeated without drafts, for smaller and smaller parts of the batch. Errors of a drafter, the policy or an observer
-        end no sequence.
+        end no sequence. Ctrl-C takes effect after the step.
         """
+        with DeferredInterrupt():
+            return self._step(meanwhile)
+
+    def _step(self, meanwhile: Callable[[], None] | None) -> list[TokenSequence]:
         timer = StepTimer()
         changed: list[TokenSequence] = []
 
@@ -256,7 +261,9 @@ class Engine:
 
     def abort(self, sequence: TokenSequence) -> None:
         """End a sequence between steps and free what it holds. Does nothing if it has ended."""
-        if not sequence.is_finished:
+        if sequence.is_finished:
+            return
+        with DeferredInterrupt():
             sequence.finish("abort")
             self._release(sequence)
 

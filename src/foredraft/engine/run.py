@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 from foredraft.engine.engine import Engine
+from foredraft.utils.interrupts import DeferredInterrupt
 
 
 class Finishable(Protocol):
@@ -43,5 +44,6 @@ def run_steps(
                 engine.step()
             yield
     finally:
-        for item in items:
-            abort(item)
+        with DeferredInterrupt():
+            for item in items:
+                abort(item)

@@ -19,6 +19,7 @@ from foredraft.text.outputs import RequestOutput
 from foredraft.text.request import Prompt, Request
 from foredraft.text.stream import TextStream
 from foredraft.text.tokenizing import bad_words_ids, encode_prompt
+from foredraft.utils.interrupts import DeferredInterrupt
 
 _DECODER_PROMPT = "decoder_prompt_token_ids"
 _FEATURES = "input_features"
@@ -91,6 +92,10 @@ class Frontend:
 
     def start(self, request: Request) -> None:
         """Submit the request's n sequences; the later ones wait until the first has read the common prompt."""
+        with DeferredInterrupt():
+            self._start(request)
+
+    def _start(self, request: Request) -> None:
         meter = request.grammar.meter() if request.grammar else None
         for child in range(request.params.n):
             stream = None
