@@ -401,7 +401,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
             "self-int4, self-int8, suffix",
         ),
         ({"model": EMBEDDED / "target", "method": "draft_model"}, "needs a draft model"),
-        ({"method": "early_exit"}, "needs a layer: give exit_layer="),
+        ({"method": "early_exit"}, "needs a layer: give exit_layer"),
         ({"exit_layer": 0}, "exit_layer must be an integer of at least 1"),
         ({"exit_layer": 8}, "has 8 layers: an early exit must come after 1 to 7 of them"),
         ({"exit_layer": 2, "method": "suffix"}, 'exit_layer is for the method "early_exit"'),

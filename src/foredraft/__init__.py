@@ -44,6 +44,11 @@ __all__ = [
     "generate",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __getattr__ = attributes(
     __name__,
     {

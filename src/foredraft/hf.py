@@ -69,7 +69,7 @@ def generate(
 
     Raises ForedraftError for settings that cannot be honoured.
     """
-    for name, instead in (("streamer", "use LLM.stream"), ("assistant_model", "give draft_model=")):
+    for name, instead in (("streamer", "use LLM.stream"), ("assistant_model", "give draft_model (--draft-model)")):
         if settings.get(name) is not None:
             raise ForedraftError(f"{name} is not passed on to custom_generate: {instead}")
     settings |= _stop_strings_as_criteria(model, tokenizer, settings)

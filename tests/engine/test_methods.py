@@ -41,9 +41,9 @@ def test_methods_may_be_one_or_several(methods: Any, expected: list[Any]) -> Non
         ([], False, "at least one drafter"),
         ("ngram+ngram", False, "each only once"),
         ("none+ngram", False, '"none" cannot be combined'),
-        ("draft_model", False, 'method "draft_model" needs a draft model: give draft_model='),
+        ("draft_model", False, 'method "draft_model" needs a draft model: give draft_model'),
         ("suffix+draft_model", False, "needs a draft model"),
-        ("early_exit", False, "needs a layer: give exit_layer=, or the directory of a trained exit as draft_model="),
+        ("early_exit", False, "needs a layer: give exit_layer"),
         ("self-int8", True, 'method "self-int8" makes its draft from the target: leave draft_model out'),
         (object(), False, "object"),
     ],
@@ -78,3 +78,14 @@ def test_drafter_objects_are_named_by_their_class() -> None:
     assert names_of(["ngram", SCRIPTED]) == ["ngram", "ScriptedDrafter"]
     assert names_of("ngram+suffix") == ["ngram", "suffix"]
     assert draft_of(SCRIPTED) == draft_of("ngram") == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("method", "fits"), [("eagle", True), ("suffix+eagle", True), ("medusa", False), ("suffix+dflash", False)]
+)
+def test_a_head_drafts_only_with_the_method_that_its_files_are_for(method: str, fits: bool) -> None:
+    if fits:
+        assert choose_methods(method, has_draft_model=True, draft_method="eagle")
+        return
+    with pytest.raises(ForedraftError, match='cannot draft with this head: use method "eagle"'):
+        choose_methods(method, has_draft_model=True, draft_method="eagle")

@@ -158,7 +158,7 @@ def test_configurations_follow_the_files(tmp_path: Path) -> None:
     }
     assert configs["dflash_sliding"].is_causal == configs["speculators_dflash_sliding"].is_causal == (True, False)
     assert configs["speculators_dflash2"].is_causal == (False, False)
-    assert [found[name].form for name in PLAIN[1:3]] == ["DFlash", "speculators, DFlash"]
+    assert [found[name].form for name in PLAIN[1:3]] == ["DFlash", "speculators' DFlash"]
     changed = golden("dflash_sliding").having({"is_causal": False}).save(tmp_path / "changed")
     assert config_of(load_head(str(changed), TARGET)).is_causal == (False, False)
 

@@ -63,7 +63,7 @@ def test_its_files_distinguish_it_from_eagle_3(tmp_path: Path) -> None:
     checkpoint = load_head(str(folder), TARGET)
     assert isinstance(checkpoint.config, EagleConfig)
     assert (checkpoint.form, checkpoint.config.mask_token, checkpoint.config.num_layers) == (
-        "speculators, P-EAGLE",
+        "speculators' P-EAGLE",
         MASK_TOKEN,
         2,
     )

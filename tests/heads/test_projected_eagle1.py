@@ -114,7 +114,7 @@ def test_a_saved_head_is_loaded_again(tmp_path: Path) -> None:
     [
         ({"aux_hidden_state_layer_ids": [1, 6]}, "it reads the inputs of the layers"),
         ({"aux_hidden_state_layer_ids": None}, "it reads the inputs of the layers"),
-        ({"draft_vocab_size": 32}, "draft_vocab_size is 32: only 64 is supported"),
+        ({"draft_vocab_size": 32}, "it drafts 32 ids, but the target has 64: it belongs to another target"),
         ({"norm_before_residual": True}, "keys that foredraft does not recognize: norm_before_residual"),
     ],
 )

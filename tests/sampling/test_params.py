@@ -122,3 +122,8 @@ def test_very_low_temperatures_are_greedy() -> None:
     assert SamplingParams(temperature=0).is_greedy
     assert SamplingParams(temperature=1e-9).is_greedy
     assert not SamplingParams(temperature=0.01).is_greedy
+
+
+def test_minus_one_is_no_seed_as_in_vllm() -> None:
+    assert SamplingParams(seed=-1) == SamplingParams()
+    assert SamplingParams(seed=-1, verification="block").verifier == "block"

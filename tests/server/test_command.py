@@ -81,5 +81,5 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path, text: str, words: s
 @pytest.mark.parametrize("value", ["", " \n# none"])
 def test_an_empty_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("FOREDRAFT_API_KEY", value)
-    with pytest.raises(ForedraftError, match="the API key is empty"):
+    with pytest.raises(ForedraftError, match="FOREDRAFT_API_KEY is empty: set it to a key, or unset it"):
         api_keys(None, None)

@@ -326,6 +326,16 @@ def test_options_that_do_not_fit_are_refused_before_texts_are_written(toy: Path,
     assert "contains a run with taps [2], not [1]" in changed.stderr
 
 
+def test_a_run_with_other_files_is_continued_with_its_own_only(toy: Path, text: Path, tmp_path: Path) -> None:
+    """The message names the files that differ, not their checksums."""
+    out, other = tmp_path / "head", tmp_path / "other.txt"
+    other.write_text(text.read_text()[:-10])
+    assert head(toy, text, out, "--steps", "1", "--data", str(other)).exit_code == 0
+    changed = head(toy, text, out, "--steps", "1")
+    assert changed.exit_code == 2
+    assert f"contains a run with other data: {other}, not nothing: give the same" in changed.stderr.replace("\n", " ")
+
+
 def test_a_file_of_questions_must_have_some(toy: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n \n")

@@ -228,9 +228,10 @@ def _facts(result: BenchResult) -> Iterator[str]:
         "the checkpoint's own temperature" if params.temperature is None else f"temperature {params.temperature}"
     )
     yield f"{temperature}, at most {params.max_tokens} tokens per answer{', ' + settings if settings else ''}"
+    repeats = _num_repeats(result)
     yield (
-        f"{result.workload.name}: {measured.num_questions} of {len(result.workload.questions)} questions, asked up to "
-        f"{_num_repeats(result)} times under each configuration, taking turns {'step by step' if result.are_together else 'group by group'}; "
+        f"{result.workload.name}: {measured.num_questions} of {len(result.workload.questions)} questions, asked "
+        f"{'once' if repeats == 1 else f'up to {repeats} times'} under each configuration, taking turns {'step by step' if result.are_together else 'group by group'}; "
         f"{measured.num_tokens} tokens under {result.baseline}"
     )
     yield f"cut by the budget: {'; '.join(result.cut)}" if result.cut else ""

@@ -114,7 +114,5 @@ def verdict_of(
             f"broken verifiers were not rejected: {', '.join(missed)}: raise --budget, or give prompts for which drafts are made"
         )
     if untried:
-        return INCONCLUSIVE, (
-            f"time ran out before {len(untried)} broken verifiers were rejected: {', '.join(untried)}: raise --budget"
-        )
+        return INCONCLUSIVE, f"time ran out before {len(untried)} broken verifiers were tested: raise --budget"
     return PASSED, None

@@ -58,7 +58,13 @@ def _mistake(message: str) -> typer.Exit:
     return typer.Exit(_MISTAKE)
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    rich_markup_mode=None,  # rich cuts the names of options at 80 columns
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 
 def _show_version(show: bool) -> None:

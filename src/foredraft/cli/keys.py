@@ -22,7 +22,9 @@ def api_keys(options: Sequence[str] | None, file: Path | None) -> tuple[str, ...
         raise ForedraftError(f"{file} contains no keys: give one per line")
     keys = [*(options or ()), *of_file]
     if not keys and VARIABLE in os.environ:
-        keys = _lines(os.environ[VARIABLE]) or [""]
+        keys = _lines(os.environ[VARIABLE])
+        if not keys:
+            raise ForedraftError(f"{VARIABLE} is empty: set it to a key, or unset it")
     if "" in keys:
         raise ForedraftError("the API key is empty: give one, or none")
     return tuple(keys)

@@ -45,7 +45,9 @@ class DFlashDrafter:
     @classmethod
     def build(cls, context: DrafterContext) -> DFlashDrafter:
         if not isinstance(context.head, DFlashHead):
-            raise ForedraftError('method "dflash" needs a DFlash head: give its directory or hub id as draft_model=')
+            raise ForedraftError(
+                'method "dflash" needs a DFlash head: give its directory or hub id as draft_model (--draft-model)'
+            )
         return cls(context.head, context.vocab_size, context.pool, context.context_len, context.max_rows)
 
     @property

@@ -39,7 +39,7 @@ class DraftModelDrafter(HistoryReader):
     def build(cls, context: DrafterContext) -> DraftModelDrafter:
         model, pair = context.draft_model, context.vocabularies
         if model is None:
-            raise ForedraftError('method "draft_model" needs a draft model: give draft_model=')
+            raise ForedraftError('method "draft_model" needs a draft model: give draft_model (--draft-model)')
         vocabulary = None if pair is None else SharedVocabulary(pair, model.traits.vocab_size, context.vocab_size)
         return cls(model, context.vocab_size, context.pool, context.max_rows, vocabulary)
 

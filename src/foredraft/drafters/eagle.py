@@ -22,7 +22,9 @@ class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
     @classmethod
     def build(cls, context: DrafterContext) -> EagleDrafter:
         if not isinstance(context.head, EagleHead | CompiledEagle):
-            raise ForedraftError('method "eagle" needs an EAGLE head: give its directory or hub id as draft_model=')
+            raise ForedraftError(
+                'method "eagle" needs an EAGLE head: give its directory or hub id as draft_model (--draft-model)'
+            )
         return cls(context.head, context.vocab_size, context.pool, context.context_len, context.max_rows)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:

@@ -39,7 +39,7 @@ class EarlyExitDrafter:
     def build(cls, context: DrafterContext) -> EarlyExitDrafter:
         if not isinstance(context.head, EarlyExit):
             raise ForedraftError(
-                'method "early_exit" needs a layer: give exit_layer=, or the directory of a trained exit as draft_model='
+                'method "early_exit" needs a layer: give exit_layer (--exit-layer), or the directory of a trained exit as draft_model (--draft-model)'
             )
         return cls(context.head, context.vocab_size)
 

@@ -38,7 +38,9 @@ class MedusaDrafter:
     @classmethod
     def build(cls, context: DrafterContext) -> MedusaDrafter:
         if not isinstance(context.head, MedusaHead):
-            raise ForedraftError('method "medusa" needs Medusa heads: give their directory or hub id as draft_model=')
+            raise ForedraftError(
+                'method "medusa" needs Medusa heads: give their directory or hub id as draft_model (--draft-model)'
+            )
         return cls(context.head, context.vocab_size, context.refits)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:

@@ -42,7 +42,7 @@ class PardDrafter(HistoryReader):
         model = context.draft_model
         if model is None or model.mask_token is None:
             raise ForedraftError(
-                'method "pard" needs a draft model with mask tokens: give one whose config.json has pard_token as draft_model='
+                'method "pard" needs a draft model with mask tokens: give one whose config.json has pard_token as draft_model (--draft-model)'
             )
         if context.vocabularies is not None:
             raise ForedraftError(

@@ -30,7 +30,9 @@ class PEagleDrafter(FusedReader[EagleHead | CompiledEagle]):
     @classmethod
     def build(cls, context: DrafterContext) -> PEagleDrafter:
         if not isinstance(context.head, EagleHead | CompiledEagle) or context.head.config.mask_token is None:
-            raise ForedraftError('method "peagle" needs a P-EAGLE head: give its directory or hub id as draft_model=')
+            raise ForedraftError(
+                'method "peagle" needs a P-EAGLE head: give its directory or hub id as draft_model (--draft-model)'
+            )
         return cls(context.head, context.vocab_size, context.pool, context.context_len, context.max_rows)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:

@@ -49,7 +49,7 @@ class RemoteDrafter:
         """Raises ForedraftError if no server answers, or the server refuses this vocabulary."""
         access, vocabulary = context.draft_server, context.vocabulary
         if access is None or vocabulary is None:
-            raise ForedraftError('method "remote" needs a draft server: give draft_server=')
+            raise ForedraftError('method "remote" needs a draft server: give draft_server (--draft-server)')
         connection = Connection(Caller(access.address, read_key(access.key_file)), access.address, vocabulary)
         connection.greet(_GREETING)
         return cls(connection, Patience(access.max_wait), context.vocab_size)

@@ -33,13 +33,13 @@ REMOTE = "remote"
 
 DRAFT_METHODS = MappingProxyType(
     {
-        "draft_model": "a draft model: give draft_model=",
-        "eagle": "an EAGLE head: give draft_model=",
-        "medusa": "Medusa heads: give draft_model=",
-        "dflash": "a DFlash head: give draft_model=",
-        "peagle": "a P-EAGLE head: give draft_model=",
-        "pard": "a draft model with mask tokens: give draft_model=",
-        EARLY_EXIT: "a layer: give exit_layer=, or the directory of a trained exit as draft_model=",
+        "draft_model": "a draft model: give draft_model (--draft-model)",
+        "eagle": "an EAGLE head: give draft_model (--draft-model)",
+        "medusa": "Medusa heads: give draft_model (--draft-model)",
+        "dflash": "a DFlash head: give draft_model (--draft-model)",
+        "peagle": "a P-EAGLE head: give draft_model (--draft-model)",
+        "pard": "a draft model with mask tokens: give draft_model (--draft-model)",
+        EARLY_EXIT: "a layer: give exit_layer (--exit-layer), or the directory of a trained exit as draft_model (--draft-model)",
     }
 )
 """The methods that draft with the model or head given as draft_model=, and what they need."""
@@ -49,6 +49,8 @@ ADAPTING_METHODS = ("medusa",)
 
 LANGUAGE_MODEL_METHODS = frozenset({"draft_model", "pard"})
 """The DRAFT_METHODS whose draft is a separate language model; the others draft with a head or an early exit."""
+
+HEAD_METHODS = frozenset(DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS)
 
 
 TARGET_HEADS = frozenset({"mtp"})
@@ -89,15 +91,19 @@ def choose_methods(
         elif method not in REGISTRY:
             raise ForedraftError(f"unknown method {method!r}: known methods are {', '.join(sorted(REGISTRY))}")
     if REMOTE in names and not has_draft_server:
-        raise ForedraftError(f'method "{REMOTE}" needs a draft server: give draft_server=')
+        raise ForedraftError(f'method "{REMOTE}" needs a draft server: give draft_server (--draft-server)')
     given = {EARLY_EXIT} if has_exit_layer else set()
     needing = next((name for name in names if name in DRAFT_METHODS and name not in given), None)
     if needing is not None and not has_draft_model:
         raise ForedraftError(f'method "{needing}" needs {DRAFT_METHODS[needing]}')
+    if has_draft_model and draft_method in HEAD_METHODS:
+        unfit = next((name for name in names if name in HEAD_METHODS and name not in given | {draft_method}), None)
+        if unfit is not None:
+            raise ForedraftError(f'method "{unfit}" cannot draft with this head: use method "{draft_method}"')
     if has_draft_model and all(name in OWN_DRAFTS for name in names):
         raise ForedraftError(f'method "{names[0]}" makes its draft from the target: leave draft_model out')
     own = next((name for name in names if name in TARGET_HEADS), None)
-    if own is not None and any(name in DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS for name in names):
+    if own is not None and any(name in HEAD_METHODS for name in names):
         raise ForedraftError(f'method "{own}" cannot be combined with another head: leave one of them out')
     return chosen
 

@@ -83,7 +83,9 @@ def format_of(files: HeadFiles) -> HeadFormat:
         if form.matches(files):
             return form
     known = ", ".join(form.name for form in FORMATS)
-    raise ModelError(f"its files are not a head in a supported format ({known})")
+    raise ModelError(
+        f"its files are not a head in a supported format ({known}); with a draft model, leave the method out"
+    )
 
 
 def module_of(checkpoint: HeadCheckpoint) -> nn.Module:

@@ -89,7 +89,7 @@ class SamplingParams:
     stop: strings that end the text; checked once min_tokens were generated. stop_token_ids: the same for ids.
     bad_words: strings whose last token is masked where it would complete one that began in the output.
     allowed_token_ids: the only ids that may be generated; None: any. An end-of-sequence id ends the text only if it is among them.
-    seed: makes the text depend on model, prompt, parameters and seed alone (verification "coupled").
+    seed: makes the text depend on model, prompt, parameters and seed alone (verification "coupled"). None or -1: no seed.
     n: how many texts to generate for the prompt.
     logprobs, prompt_logprobs: how many of the target's most likely tokens to report for each token besides that token itself, from
         the raw distribution; 0 reports only the token itself.
@@ -138,6 +138,8 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
         self._check_types()
         self._check_ranges()
         if self.top_k is not None and self.top_k > MOST_TOP_K:

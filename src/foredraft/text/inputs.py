@@ -40,8 +40,9 @@ def params_for_each(
     if params is None or isinstance(params, SamplingParams):
         return [params] * num_prompts
     if not isinstance(params, Sequence) or len(params) != num_prompts:
+        actual = f"{len(params)} of them" if isinstance(params, Sequence) else type(params).__name__
         raise ForedraftError(
-            f"sampling_params must be one SamplingParams, or one for each of the {num_prompts} prompts"
+            f"sampling_params must be one SamplingParams, or one for each of the {num_prompts} prompts, not {actual}"
         )
     return list(params)
 

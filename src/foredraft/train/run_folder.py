@@ -92,7 +92,7 @@ class RunFolder:
         for name in {**stored, **given}:
             if stored.get(name) != given.get(name):
                 raise ForedraftError(
-                    f"{self.out} contains a run with {name} {stored.get(name)!r}, not {given.get(name)!r}: give the same "
+                    f"{self.out} contains a run with {_difference(name, stored.get(name), given.get(name))}: give the same "
                     "arguments to continue it, or another --out"
                 )
 
@@ -212,3 +212,13 @@ def load_trainer(checkpoint: Path) -> dict[str, Any]:
     """The content of a checkpoint's trainer.pt."""
     state: dict[str, Any] = torch.load(checkpoint / TRAINER, map_location="cpu", weights_only=True)
     return state
+
+
+def _difference(name: str, stored: object, given: object) -> str:
+    """How an argument of a run differs from the one given now. Of files, only those that are different."""
+    if not isinstance(stored, dict) or not isinstance(given, dict):
+        return f"{name} {stored!r}, not {given!r}"
+    before, now = (
+        {key for key in one if one[key] != other.get(key)} for one, other in ((stored, given), (given, stored))
+    )
+    return f"other {name}: {', '.join(sorted(before)) or 'nothing'}, not {', '.join(sorted(now)) or 'nothing'}"

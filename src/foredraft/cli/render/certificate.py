@@ -32,7 +32,7 @@ def certificate_lines(certificate: Certificate) -> list[str]:
         f"drafts: {certificate.drafts}",
         f"rows: {rows}",
         *left_out,
-        f"in all: {odds}{rejected} of {len(certificate.controls)} broken verifiers rejected, "
+        f"in all: {odds}{rejected} of {len(certificate.controls)} tested broken verifiers rejected, "
         f"{certificate.num_prompts} prompts, seed {certificate.seed}, {certificate.seconds:.0f} s",
         f"verdict: {certificate.verdict}{reason}",
     ]

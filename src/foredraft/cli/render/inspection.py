@@ -85,13 +85,19 @@ def _memory_lines(memory: MemoryReport) -> list[str]:
     free = f"{bytes_text(memory.available_bytes)} {memory.when} on {memory.device}"
     lines = [f"memory: {weights}; {free}"]
     if memory.full_context_bytes is not None:
-        num_fit = "" if memory.num_full_contexts is None else f" ({memory.num_full_contexts} fit by default)"
+        num_fit = (
+            "" if memory.num_full_contexts is None else f"; the default cache holds {memory.num_full_contexts} of these"
+        )
         lines.append(
             f"cache: {bytes_text(memory.cache_bytes_per_token)} per token, {bytes_text(memory.full_context_bytes)} for a "
             f"full context, draft included{num_fit}"
         )
     if memory.peak_bytes is not None:
-        before = f", {bytes_text(memory.process_bytes)} of it before the first weight" if memory.process_bytes else ""
+        before = (
+            f"; {bytes_text(memory.process_bytes)} of it is the process before any weights are loaded"
+            if memory.process_bytes
+            else ""
+        )
         lines.append(f"peak: {bytes_text(memory.peak_bytes)}, with one text of the full context{before}")
     return lines
 

@@ -52,6 +52,8 @@ class RequestOptions:
     def names(self, target: str | None) -> tuple[str, ...]:
         """The names that clients may use. target: None: the embedded one."""
         if self.served_model_name:
+            if not all(self.served_model_name):
+                raise ForedraftError("a --served-model-name is empty: give a name, or leave the option out")
             return tuple(self.served_model_name)
         if target is None:
             return ("foredraft",)

@@ -146,7 +146,9 @@ def report(outcome: Outcome, out: Path, as_json: bool) -> None:
     for kind, acceptance in last.acceptance.items():
         before = first.acceptance[kind]
         typer.echo(f"{kind}: acceptance {acceptance:.3f} (before: {before:.3f}), loss {last.loss[kind]:.3f}")
-    typer.echo(f"{outcome.step} steps, {outcome.num_parameters} parameters; model: {out}")
+    typer.echo(
+        f"{outcome.step} step{'' if outcome.step == 1 else 's'}, {outcome.num_parameters} parameters; model: {out}"
+    )
     if outcome.memory is not None:
         measured, predicted = bytes_text(outcome.memory.measured), bytes_text(outcome.memory.predicted)
         typer.echo(f"memory: {measured} at its peak (predicted: {predicted})")

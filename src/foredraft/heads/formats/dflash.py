@@ -289,4 +289,4 @@ def _is_sliding(layer: PretrainedConfig, index: int) -> bool:
 
 
 FORMAT = HeadFormat("DFlash", matches_zlab, read_zlab, method="dflash")
-SPECULATORS = HeadFormat("speculators, DFlash", matches_speculators, read_speculators, method="dflash", kinds=KINDS)
+SPECULATORS = HeadFormat("speculators' DFlash", matches_speculators, read_speculators, method="dflash", kinds=KINDS)

@@ -19,7 +19,12 @@ def matches(files: HeadFiles) -> bool:
 
 def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     settings = Settings(files.config)
-    settings.expect(**{KIND_KEY: KIND}, draft_vocab_size=target.vocab_size)
+    settings.expect(**{KIND_KEY: KIND})
+    num_ids = settings.integer("draft_vocab_size")
+    if num_ids != target.vocab_size:
+        raise ModelError(
+            f"it drafts {num_ids} ids, but the target has {target.vocab_size}: it belongs to another target"
+        )
     taps = settings.integers("aux_hidden_state_layer_ids")
     if taps is None or min(taps) < 0 or max(taps) >= target.num_layers:
         raise ModelError(

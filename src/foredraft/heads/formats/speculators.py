@@ -75,4 +75,4 @@ def _fields(settings: Settings) -> dict[str, Any]:
 
 
 FORMAT = HeadFormat("speculators", matches, read, kinds=("eagle3",))
-PARALLEL = HeadFormat("speculators, P-EAGLE", matches_parallel, read, method="peagle", kinds=(_PARALLEL_KIND,))
+PARALLEL = HeadFormat("speculators' P-EAGLE", matches_parallel, read, method="peagle", kinds=(_PARALLEL_KIND,))

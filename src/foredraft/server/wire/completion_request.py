@@ -37,7 +37,9 @@ def _prompts(value: Any) -> list[str | list[int]]:
     kind = str if isinstance(value[0], str) else list
     for index, prompt in enumerate(value):
         if not prompt or not isinstance(prompt, kind) or (kind is list and not _is_ids(prompt)):
-            raise ValueError(f"must contain texts or lists of token ids, none of them empty; number {index} is neither")
+            raise ValueError(
+                f"must contain texts or lists of token ids of 0 or more, none of them empty: see number {index}"
+            )
     return value
 
 
