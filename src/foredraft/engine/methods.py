@@ -48,10 +48,10 @@ ADAPTING_METHODS = ("medusa",)
 """The methods whose drafters can learn from the texts."""
 
 LANGUAGE_MODEL_METHODS = frozenset({"draft_model", "pard"})
-"""The DRAFT_METHODS whose draft is a separate language model; the others draft with a head or an early exit."""
+"""The DRAFT_METHODS whose draft is a separate language model."""
 
 HEAD_METHODS = frozenset(DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS)
-
+"""The DRAFT_METHODS that draft with a head or an early exit."""
 
 TARGET_HEADS = frozenset({"mtp"})
 """Methods that draft with a head in the target's own checkpoint."""
