@@ -22,6 +22,7 @@ from foredraft.heads.formats.base import KIND_KEY, HeadFormat
 from foredraft.heads.medusa import MedusaHead
 from foredraft.heads.mtp import MtpHead
 from foredraft.model.checkpoint import is_gguf
+from foredraft.model.quantized.load import quantization_of
 from foredraft.model.structure import DecoderParts
 
 
@@ -50,7 +51,7 @@ def load_mtp(name: str, hf: PreTrainedModel, revision: str | None = None) -> Hea
         raise ModelError(
             f"{name}: this is a GGUF file; MTP layers are read only from checkpoints in Hugging Face format"
         )
-    if _is_quantized(hf.config):
+    if quantization_of(hf.config) is not None:
         raise ModelError(f"{name}: its weights are quantized, but MTP layers are read only from unquantized ones")
     folder = folder_of(name, revision)
     with reading(name):
@@ -65,7 +66,7 @@ def load_mtp(name: str, hf: PreTrainedModel, revision: str | None = None) -> Hea
 
 def count_mtp_layers(name: str, config: PretrainedConfig) -> int:
     """How many usable MTP layers the checkpoint in a directory has; no weight is read. config: the target's."""
-    if not Path(name).is_dir() or _is_quantized(config):
+    if not Path(name).is_dir() or quantization_of(config) is not None:
         return 0
     try:
         found = mtp.find_layers(CheckpointTensors(Path(name)).names, config.get_text_config().num_hidden_layers)
@@ -99,11 +100,6 @@ def module_of(checkpoint: HeadCheckpoint) -> nn.Module:
     if isinstance(checkpoint.config, MtpConfig):
         return MtpHead(checkpoint.config, _no_target, _no_target)
     return MedusaHead(checkpoint.config, _no_target)
-
-
-def _is_quantized(config: PretrainedConfig) -> bool:
-    """Whether the weights of the model's checkpoint are quantised."""
-    return getattr(config, "quantization_config", None) is not None
 
 
 def _check_target(checkpoint: HeadCheckpoint, target: TargetShape) -> None:

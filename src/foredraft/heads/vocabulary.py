@@ -63,6 +63,24 @@ def to_target_vocabulary(logits: Tensor, target_ids: Tensor | None, vocab_size: 
     return whole
 
 
+TOKEN_MAP = "token_map"
+"""The tensor with the ids of a reduced vocabulary in the files of vLLM."""
+
+
+def mapped_ids(token_map: Tensor | None, draft_vocab_size: int | None, vocab_size: int) -> Tensor | None:
+    """The ids of a vocabulary of vLLM's, in any order; None if it is not reduced. Raises ModelError if it is, without a usable token_map."""
+    if draft_vocab_size is None or draft_vocab_size == vocab_size:
+        return None
+    if token_map is None:
+        raise ModelError(f"it drafts {draft_vocab_size} of {vocab_size} ids, but has no {TOKEN_MAP} to say which")
+    return check_ids(token_map, TOKEN_MAP, draft_vocab_size, vocab_size)
+
+
+def reduced(lm_head: Tensor, target_ids: Tensor | None) -> Tensor:
+    """Cut an lm_head over the whole vocabulary down to the drafted ids. target_ids: None for all."""
+    return lm_head if target_ids is None or len(lm_head) == len(target_ids) else lm_head[target_ids]
+
+
 def check_ids(ids: Tensor, name: str, draft_vocab_size: int, vocab_size: int) -> Tensor:
     """A table that holds ids in any order, as int64 [draft_vocab_size]. Raises ModelError unless they are distinct ids of the
     vocabulary."""

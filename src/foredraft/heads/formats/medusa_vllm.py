@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 
-from torch import Tensor
-
-from foredraft.errors import ModelError
 from foredraft.heads.config import HeadCheckpoint, TargetShape
 from foredraft.heads.files import HeadFiles
 from foredraft.heads.formats.base import HeadFormat, renamed
 from foredraft.heads.formats.medusa_legacy import medusa_checkpoint
 from foredraft.heads.settings import Settings
-from foredraft.heads.vocabulary import check_ids
+from foredraft.heads.vocabulary import TOKEN_MAP, mapped_ids, reduced
 
 _PREFIX = "medusa_heads."
 _BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
@@ -26,7 +23,6 @@ _COUNTS = (
     "medusa_fc_bias",
     "base_model_name_or_path",
 )
-_TOKEN_MAP = "token_map"
 
 
 def matches(files: HeadFiles) -> bool:
@@ -45,26 +41,11 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     tensors = {
         _BLOCK.sub(r"blocks.\1.\2.\3", name): tensor for name, tensor in renamed(files, (_PREFIX, "")).tensors.items()
     }
-    target_ids = _target_ids(tensors.pop(_TOKEN_MAP, None), draft_vocab_size, vocab_size)
+    target_ids = mapped_ids(tensors.pop(TOKEN_MAP, None), draft_vocab_size, vocab_size)
     if is_shared and "lm_heads.0.weight" in tensors:
         tensors["lm_head.weight"] = tensors.pop("lm_heads.0.weight")
-    tensors = {name: _reduced(name, tensor, target_ids) for name, tensor in tensors.items()}
+    tensors |= {name: reduced(tensor, target_ids) for name, tensor in tensors.items() if name.startswith("lm_head")}
     return medusa_checkpoint(tensors, target, target_ids=target_ids, logit_scale=logit_scale)
-
-
-def _target_ids(token_map: Tensor | None, draft_vocab_size: int, vocab_size: int) -> Tensor | None:
-    if draft_vocab_size == vocab_size:
-        return None
-    if token_map is None:
-        raise ModelError(f"it drafts {draft_vocab_size} of {vocab_size} ids, but has no token_map to say which")
-    return check_ids(token_map, _TOKEN_MAP, draft_vocab_size, vocab_size)
-
-
-def _reduced(name: str, tensor: Tensor, target_ids: Tensor | None) -> Tensor:
-    """Cut an lm_head over the whole vocabulary down to the drafted ids."""
-    if target_ids is None or not name.startswith("lm_head") or tensor.shape[0] == len(target_ids):
-        return tensor
-    return tensor[target_ids]
 
 
 FORMAT = HeadFormat("vLLM's Medusa", matches, read, "medusa")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from foredraft.errors import ModelError
 from foredraft.heads.config import EagleConfig, HeadCheckpoint, TargetShape
 from foredraft.heads.files import HeadFiles
 from foredraft.heads.formats.base import HeadFormat
 from foredraft.heads.formats.layers import count_layers, read_layers
 from foredraft.heads.settings import Settings
-from foredraft.heads.vocabulary import check_ids
+from foredraft.heads.vocabulary import TOKEN_MAP, mapped_ids, reduced
 from foredraft.model.taps import FINAL_NORM
-
-TOKEN_MAP = "token_map"
 
 
 def matches(files: HeadFiles) -> bool:
@@ -28,7 +23,8 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     logit_scale = float(settings.get("logit_scale", 1.0))
     layer = read_layers(settings, count_layers(weights))
     settings.refuse_unread()
-    target_ids = _target_ids(files.tensors, draft_vocab_size, layer.vocab_size)
+    target_ids = mapped_ids(files.tensors.get(TOKEN_MAP), draft_vocab_size, layer.vocab_size)
+    weights |= {name: reduced(weights[name], target_ids) for name in weights.keys() & {"lm_head.weight"}}
     width = layer.vocab_size if target_ids is None else len(target_ids)
     config = EagleConfig(
         kind="eagle1",
@@ -47,24 +43,7 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
         logit_scale=logit_scale,
         training_len=getattr(layer, "max_position_embeddings", None),
     )
-    return HeadCheckpoint(config, _reduced(weights, target_ids))
-
-
-def _target_ids(tensors: dict[str, Tensor], draft_vocab_size: int | None, vocab_size: int) -> Tensor | None:
-    """The ids of vLLM's reduced vocabulary, in any order."""
-    if draft_vocab_size is None or draft_vocab_size == vocab_size:
-        return None
-    if TOKEN_MAP not in tensors:
-        raise ModelError(f"it drafts {draft_vocab_size} of {vocab_size} ids, but has no token_map to say which")
-    return check_ids(tensors[TOKEN_MAP], TOKEN_MAP, draft_vocab_size, vocab_size)
-
-
-def _reduced(weights: dict[str, Tensor], target_ids: Tensor | None) -> dict[str, Tensor]:
-    """Cut an lm_head over the whole vocabulary down to the drafted ids."""
-    lm_head = weights.get("lm_head.weight")
-    if lm_head is None or target_ids is None or lm_head.shape[0] == len(target_ids):
-        return weights
-    return {**weights, "lm_head.weight": lm_head[target_ids]}
+    return HeadCheckpoint(config, weights)
 
 
 FORMAT = HeadFormat("SafeAILab EAGLE-1 and 2", matches, read)

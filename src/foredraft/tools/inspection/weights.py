@@ -15,6 +15,7 @@ from foredraft.kernels import INT4_GROUP
 from foredraft.model import LoadOptions
 from foredraft.model.packed import packs, weight_bytes
 from foredraft.model.prepare import compiled_kernels
+from foredraft.model.quantized.load import quantization_of
 from foredraft.utils.arguments import FOUR_BITS
 from foredraft.utils.tensors import num_bytes
 
@@ -50,14 +51,10 @@ class Layout:
 def layout_of(config: PretrainedConfig, options: LoadOptions) -> Layout:
     device, read_in = options.torch_device(), options.torch_dtype(config)
     stored_in = getattr(config.get_text_config(), "dtype", None) or read_in
-    if options.is_rounded and device.type == "cpu" and not _is_quantised(config):
+    if options.is_rounded and device.type == "cpu" and quantization_of(config) is None:
         return Layout(stored_in, read_in, torch.bfloat16, options.quantization, is_packed=True)
     is_compiled = compiled_kernels(options) is not None
     return Layout(stored_in, read_in, read_in, None, is_packed=packs(read_in, device, is_compiled=is_compiled))
-
-
-def _is_quantised(config: PretrainedConfig) -> bool:
-    return getattr(config, "quantization_config", None) is not None
 
 
 def predicted_weights(
@@ -67,9 +64,9 @@ def predicted_weights(
     if Path(name).is_file():  # one file, quantised or not: packed, it stays as large
         return Path(name).stat().st_size
     files = list(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
-    if files and (_is_quantised(config) or skeleton is None):
+    if files and (quantization_of(config) is not None or skeleton is None):
         return sum(file.stat().st_size for file in files)
-    if skeleton is None or _is_quantised(config):
+    if skeleton is None or quantization_of(config) is not None:
         return None
     if not layout.is_packed:
         return weight_bytes(skeleton)
