@@ -48,7 +48,7 @@ def predict_head(
     name = os.fspath(source)
     target_config = load_config(target.name, options)
     checkpoint = load_head(name, TargetShape.of(target_config), options.revision)
-    borrowed = _borrowed(checkpoint.config)
+    borrowed, num_own = _borrowed(checkpoint.config), sum(tensor.numel() for tensor in checkpoint.tensors.values())
     checkpoint = _with_rows(checkpoint)
     config, module = checkpoint.config, module_of(checkpoint)
     dtype = getattr(torch, target.dtype)
@@ -66,7 +66,7 @@ def predict_head(
         kind=config.kind,
         form=checkpoint.form,
         num_layers=_num_layers(config),
-        num_parameters=num_parameters,
+        num_parameters=num_own,
         taps=config.taps,
         reads=[tap_name(tap, TargetShape.of(target_config).num_layers) for tap in config.taps],
         draft_vocab_size=config.draft_vocab_size,
