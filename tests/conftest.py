@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def with_mask_token(draft: LanguageModel) -> LanguageModel:
     """The draft model, usable with "pard". It was not trained to read the mask, so only its first draft token is good."""
     draft.hf.config.pard_token = MASK_TOKEN
     return draft
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    """Sends this process what Ctrl-C sends; it is handled as in a terminal, even if the tests run where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ LAYERS = (
         "errors",
         "utils.heap",
         "utils.host_copy",
+        "utils.interrupts",
         "utils.lazy",
         "utils.machine",
         "utils.prefix",

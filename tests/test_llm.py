@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -277,7 +275,9 @@ INTERRUPTED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("owner", "name"), INTERRUPTED.values(), ids=INTERRUPTED)
-def test_ctrl_c_at_any_moment_leaves_no_trace(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_any_moment_leaves_no_trace(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, ctrl_c: Callable[[], None]
+) -> None:
     """A real signal arrives while the engine changes its state. Later texts, and streams that go on, are those of plain decoding."""
     llm = LLM(method="draft_model", cache_memory=4 << 20)
     expected = text(llm, CODE)
@@ -289,7 +289,7 @@ def test_ctrl_c_at_any_moment_leaves_no_trace(owner: Any, name: str, monkeypatch
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         monkeypatch.undo()
-        os.kill(os.getpid(), signal.SIGINT)
+        ctrl_c()
         return original(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, interrupted)

@@ -402,6 +402,8 @@ def test_work_left_out_for_lack_of_time_is_reported(llm: LLM) -> None:
     ).run()
     assert certificate.verdict == "inconclusive"
     assert certificate.reason is not None
-    assert "accept all (greedy)" in certificate.reason
-    assert any("not fully tested within 150 s" in line for line in certificate.left_out)
+    [untested] = [line for line in certificate.left_out if "not fully tested within 150 s" in line]
+    assert "accept all (greedy)" in untested
+    num_untested = untested.count(",") + 1
+    assert certificate.reason == f"time ran out before {num_untested} broken verifiers were tested: raise --budget"
     assert certificate.controls == []

@@ -137,7 +137,7 @@ def test_without_features_room_or_memory_there_is_no_draft(target: LanguageModel
 def test_a_dflash_head_is_required(target: LanguageModel) -> None:
     for other in (None, random_head("eagle", target)):
         with pytest.raises(
-            ForedraftError, match='"dflash" needs a DFlash head: give its directory or hub id as draft_model='
+            ForedraftError, match='"dflash" needs a DFlash head: give its directory or hub id as draft_model'
         ):
             DFlashDrafter.build(DrafterContext(16, MemoryPool(1), head=other))
 

@@ -299,7 +299,7 @@ def test_memory_is_taken_from_the_pool_and_returned(target: LanguageModel, head:
 
 def test_a_head_is_required() -> None:
     with pytest.raises(
-        ForedraftError, match='"eagle" needs an EAGLE head: give its directory or hub id as draft_model='
+        ForedraftError, match='"eagle" needs an EAGLE head: give its directory or hub id as draft_model'
     ):
         EagleDrafter.build(DrafterContext(16, MemoryPool(1)))
 

@@ -66,7 +66,7 @@ def test_sampled_tokens_name_their_distributions(head: MedusaHead) -> None:
 
 def test_heads_are_required() -> None:
     with pytest.raises(
-        ForedraftError, match='"medusa" needs Medusa heads: give their directory or hub id as draft_model='
+        ForedraftError, match='"medusa" needs Medusa heads: give their directory or hub id as draft_model'
     ):
         MedusaDrafter.build(DrafterContext(16, MemoryPool(1)))
 

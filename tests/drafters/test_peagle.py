@@ -159,7 +159,7 @@ def test_without_features_room_or_memory_there_is_no_draft(
 def test_a_peagle_head_is_required(target: LanguageModel) -> None:
     for other in (None, random_head("eagle", target)):
         with pytest.raises(
-            ForedraftError, match='"peagle" needs a P-EAGLE head: give its directory or hub id as draft_model='
+            ForedraftError, match='"peagle" needs a P-EAGLE head: give its directory or hub id as draft_model'
         ):
             PEagleDrafter.build(DrafterContext(16, MemoryPool(1), head=other))
 

@@ -368,7 +368,9 @@ def test_a_missing_path_is_refused() -> None:
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
     case = Golden({"model_type": "llama"}, {"model.embed_tokens.weight": torch.zeros(4, 4)})
-    assert "not a head in a supported format (early exit, foredraft's EAGLE-1, speculators' DFlash, " in refusal(case, tmp_path)
+    assert "not a head in a supported format (early exit, foredraft's EAGLE-1, speculators' DFlash, " in refusal(
+        case, tmp_path
+    )
 
 
 class Payload:
