@@ -334,6 +334,12 @@ def test_a_run_with_other_files_is_continued_with_its_own_only(toy: Path, text: 
     changed = head(toy, text, out, "--steps", "1")
     assert changed.exit_code == 2
     assert f"contains a run with other data: {other}, not nothing: give the same" in changed.stderr.replace("\n", " ")
+    other.write_text(text.read_text()[:-20])
+    changed = head(toy, text, out, "--steps", "1", "--data", str(other))
+    assert f"contains a run with other contents of {other}: give the same" in changed.stderr.replace("\n", " ")
+    other.write_text(text.read_text()[:-10])
+    changed = head(toy, text, out, "--steps", "1", "--data", str(other), "--learning-rate", "0.5")
+    assert "contains a run with rates {'matrices':" in changed.stderr.replace("\n", " ")
 
 
 def test_a_file_of_questions_must_have_some(toy: Path, tmp_path: Path) -> None:

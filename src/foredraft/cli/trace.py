@@ -10,7 +10,7 @@ import typer
 from foredraft.cli.app import app
 from foredraft.errors import ForedraftError
 
-trace = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Show a recording (--trace FILE).")
+trace = typer.Typer(no_args_is_help=True, help="Show a recording (--trace FILE).")
 app.add_typer(trace, name="trace")
 
 

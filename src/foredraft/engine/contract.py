@@ -152,7 +152,8 @@ def _check_kept_ids(name: str, kept_ids: Tensor, vocab_size: int) -> None:
         raise DrafterError(f"{name}: kept_ids must be int64, not {kept_ids.dtype}")
     if kept_ids.device.type != "cpu" or not kept_ids.numel():
         return
-    least, most = kept_ids[: 1 if kept_ids.stride(0) == 0 else None].aminmax()
-    if int(least) < 0 or int(most) >= vocab_size:
-        bad = int(least) if int(least) < 0 else int(most)
+    rows = kept_ids[:1] if kept_ids.stride(0) == 0 else kept_ids  # one row, shown several times, is read once
+    least, most = map(int, rows.aminmax())
+    if least < 0 or most >= vocab_size:
+        bad = least if least < 0 else most
         raise DrafterError(f"{name}: kept_ids has the id {bad}, but valid ids are 0 to {vocab_size - 1}")

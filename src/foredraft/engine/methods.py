@@ -31,14 +31,15 @@ EARLY_EXIT = "early_exit"
 REMOTE = "remote"
 """The method that drafts on a draft server."""
 
+_GIVE = "give draft_model (--draft-model)"
 DRAFT_METHODS = MappingProxyType(
     {
-        "draft_model": "a draft model: give draft_model (--draft-model)",
-        "eagle": "an EAGLE head: give draft_model (--draft-model)",
-        "medusa": "Medusa heads: give draft_model (--draft-model)",
-        "dflash": "a DFlash head: give draft_model (--draft-model)",
-        "peagle": "a P-EAGLE head: give draft_model (--draft-model)",
-        "pard": "a draft model with mask tokens: give draft_model (--draft-model)",
+        "draft_model": f"a draft model: {_GIVE}",
+        "eagle": f"an EAGLE head: {_GIVE}",
+        "medusa": f"Medusa heads: {_GIVE}",
+        "dflash": f"a DFlash head: {_GIVE}",
+        "peagle": f"a P-EAGLE head: {_GIVE}",
+        "pard": f"a draft model with mask tokens: {_GIVE}",
         EARLY_EXIT: "a layer: give exit_layer (--exit-layer), or the directory of a trained exit as draft_model (--draft-model)",
     }
 )

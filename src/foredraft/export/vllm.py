@@ -128,7 +128,7 @@ def _rounding(choice: Choice, draft: str) -> dict[str, str]:
     """How the plug-in rounds the draft model while loading: as LLM does, so a quantized checkpoint is not rounded like the target."""
     inherited = None if "quantization_config" in raw_config(draft) else choice.quantization
     rounding = choice.draft_quantization or inherited
-    return {"draft_quantization": rounding} if rounding is not None and rounds(rounding) else {}
+    return {"draft_quantization": rounding} if rounds(rounding) else {}
 
 
 def _native(method: str, choice: Choice, **options: Any) -> Translation:

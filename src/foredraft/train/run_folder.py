@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -215,10 +215,14 @@ def load_trainer(checkpoint: Path) -> dict[str, Any]:
 
 
 def _difference(name: str, stored: object, given: object) -> str:
-    """How an argument of a run differs from the one given now. Of files, only those that are different."""
-    if not isinstance(stored, dict) or not isinstance(given, dict):
+    """How an argument of a run differs from the one given now. Of files, which are stored with checksums, only the names."""
+    if not (_are_files(stored) and _are_files(given)):
         return f"{name} {stored!r}, not {given!r}"
-    before, now = (
-        {key for key in one if one[key] != other.get(key)} for one, other in ((stored, given), (given, stored))
-    )
-    return f"other {name}: {', '.join(sorted(before)) or 'nothing'}, not {', '.join(sorted(now)) or 'nothing'}"
+    before, now = sorted(stored.keys() - given.keys()), sorted(given.keys() - stored.keys())
+    if before or now:
+        return f"other {name}: {', '.join(before) or 'nothing'}, not {', '.join(now) or 'nothing'}"
+    return f"other contents of {', '.join(file for file in stored if stored[file] != given[file])}"
+
+
+def _are_files(value: object) -> TypeGuard[dict[str, str]]:
+    return isinstance(value, dict) and all(isinstance(checksum, str) for checksum in value.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from foredraft.errors import ForedraftError, shown
 from foredraft.sampling.params import AUTO, MOST_INT, VERIFICATIONS
@@ -127,7 +127,7 @@ def check_precision(dtype: str, quantization: str | None, draft_quantization: st
             raise ForedraftError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {name!r}")
 
 
-def rounds(quantization: str | None) -> bool:
+def rounds(quantization: str | None) -> TypeGuard[str]:
     """Whether a quantization rounds weights while they are loaded."""
     return quantization not in (None, "none")
 

@@ -11,9 +11,7 @@ from foredraft.cli.app import app
 from foredraft.errors import ForedraftError
 from foredraft.model.checkpoint import refuse_unusable
 
-train = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Train a draft model for a target, and evaluate it."
-)
+train = typer.Typer(no_args_is_help=True, help="Train a draft model for a target, and evaluate it.")
 app.add_typer(train, name="train")
 
 

@@ -24,7 +24,8 @@ def read(files: HeadFiles, target: TargetShape) -> HeadCheckpoint:
     layer = read_layers(settings, count_layers(weights))
     settings.refuse_unread()
     target_ids = mapped_ids(files.tensors.get(TOKEN_MAP), draft_vocab_size, layer.vocab_size)
-    weights |= {name: reduced(weights[name], target_ids) for name in weights.keys() & {"lm_head.weight"}}
+    if "lm_head.weight" in weights:
+        weights["lm_head.weight"] = reduced(weights["lm_head.weight"], target_ids)
     width = layer.vocab_size if target_ids is None else len(target_ids)
     config = EagleConfig(
         kind="eagle1",
