@@ -186,7 +186,7 @@ def test_other_arguments_are_refused_by_name(toy: Path, text: Path, tmp_path: Pa
     assert_refused(distill(toy, text, out, "--seed", "4"), "seed 0, not 4")
     assert distill(toy, text, out, "--checkpoint-every", "9s").exit_code == 0
     text.write_text(text.read_text() + "<|endoftext|>more")
-    assert_refused(distill(toy, text, out), "data")
+    assert_refused(distill(toy, text, out), f"a run with other contents of {text}")
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(
