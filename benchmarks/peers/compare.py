@@ -7,8 +7,8 @@
 
 Models: "embedded" is the embedded target, widened to 0.4 billion parameters without changing its output, with the embedded
 draft model, on code prompts; "smollm2" is SmolLM2-135M-Instruct (`make models`) and "smollm2-wide" the same widened to
-1.8 billion, both on MT-bench's first turns in the chat template, without a draft model. foredraft also runs the head that
-it ships for SmolLM2, which no other program here can read. All programs get token ids,
+1.8 billion, both on MT-bench's first turns in the chat template, without a draft model. foredraft also runs the heads that
+it ships, widened with their targets, which no other program here can read. All programs get token ids,
 decode greedily unless --temperature is given, and ignore the end of sequence, so that all write the same number of tokens.
 
 A system is a program at a precision. It runs in its own process, keeps its models loaded, and idles while others run.

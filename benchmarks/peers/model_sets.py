@@ -17,7 +17,7 @@ _CONTEXT_STEP = 512
 
 @dataclass(frozen=True)
 class ModelSet:
-    """names: the checkpoints in `folder` that all programs read. has_head: whether it also has an EAGLE-3 head, in foredraft's format.
+    """names: the checkpoints in `folder` that all programs read. has_head: whether it also has an EAGLE head, in foredraft's format.
     prompts: (the target's tokenizer, a count) -> token ids of that many prompts."""
 
     name: str
@@ -50,7 +50,7 @@ def _code(tokenizer: Any, count: int) -> Ids:
 MODEL_SETS = {
     model_set.name: model_set
     for model_set in (
-        ModelSet("embedded", "Code prompts, a 0.4 B target", MODELS, ("target", "draft"), _code),
+        ModelSet("embedded", "Code prompts, a 0.4 B target", MODELS, ("target", "draft"), _code, has_head=True),
         ModelSet(
             "smollm2",
             "MT-bench chats, SmolLM2-135M-Instruct",

@@ -27,9 +27,8 @@ from foredraft.engine.draft_sources import DraftSources
 from foredraft.engine.engine import Engine
 from foredraft.engine.hybrids import hybrid_of, with_hybrid
 from foredraft.engine.methods import (
-    DRAFT_METHODS,
     EARLY_EXIT,
-    LANGUAGE_MODEL_METHODS,
+    HEAD_METHODS,
     OWN_DRAFTS,
     Methods,
     check_exit_layer,
@@ -367,7 +366,7 @@ def _engine(
 def _check_methods(method: Methods | None) -> None:
     """Refuse methods that need a head or a copy of the target, which are loaded from files."""
     for name in names_of(method) if method is not None else ():
-        if name in OWN_DRAFTS | (DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS - {EARLY_EXIT}):
+        if name in OWN_DRAFTS | (HEAD_METHODS - {EARLY_EXIT}):
             raise ForedraftError(
                 f'method "{name}" is for LLM, which loads what it needs: use LLM(..., method="{name}")'
             )

@@ -226,7 +226,7 @@ def test_a_mask_token_is_required_and_must_be_one_of_the_models_ids(reference: P
 def test_a_draft_models_files_select_pard(tmp_path: Path) -> None:
     assert LLM(draft_model=embedded_pard(), num_threads=1).method == "pard"
     assert LLM(draft_model=embedded_pard(), method="draft_model", num_threads=1).method == "draft_model"
-    with pytest.raises(ForedraftError, match='"pard" needs a draft model with mask tokens: give draft_model'):
+    with pytest.raises(ForedraftError, match='"pard" needs a draft model with mask tokens: give one whose config'):
         LLM(method="pard")
 
 

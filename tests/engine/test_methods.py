@@ -41,7 +41,7 @@ def test_methods_may_be_one_or_several(methods: Any, expected: list[Any]) -> Non
         ([], False, "at least one drafter"),
         ("ngram+ngram", False, "each only once"),
         ("none+ngram", False, '"none" cannot be combined'),
-        ("draft_model", False, 'method "draft_model" needs a draft model: give draft_model'),
+        ("draft_model", False, 'method "draft_model" needs a draft model: give its directory or hub id as draft_model'),
         ("suffix+draft_model", False, "needs a draft model"),
         ("early_exit", False, "needs a layer: give exit_layer"),
         ("self-int8", True, 'method "self-int8" makes its draft from the target: leave draft_model out'),

@@ -41,7 +41,9 @@ def test_a_head_may_be_one_of_several_drafters() -> None:
 
 
 def test_a_missing_or_unsuitable_head_is_refused() -> None:
-    with pytest.raises(ForedraftError, match='method "eagle" needs an EAGLE head: give draft_model'):
+    with pytest.raises(
+        ForedraftError, match='method "eagle" needs an EAGLE head: give its directory or hub id as draft_model'
+    ):
         LLM(EMBEDDED / "target", method="eagle")
     with pytest.raises(ForedraftError, match='"medusa" needs Medusa heads'):
         LLM(EMBEDDED / "target", method="medusa", draft_model=embedded_head("eagle"))

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 
 from foredraft import LLM
 from foredraft.server.request_log import JsonLinesHandler
-from tests.server.conftest import SETTINGS, running
+from tests.server.conftest import SETTINGS, running, wait_for
 
 SECRET = "the rabbit lives under the stairs"
 KEY = "key-of-keys"
@@ -118,6 +119,23 @@ def test_prompts_are_logged_with_log_prompts(llm: LLM) -> None:
     assert requests[0]["prompts"] == [SECRET]
     assert len(requests[0]["texts"]) == 1
     assert KEY not in json.dumps(lines)
+
+
+def test_a_client_that_disconnects_before_the_response_is_logged_as_499(llm: LLM) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1500, "ignore_eos": True}).encode()
+    with logged() as lines, running(llm, SETTINGS) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-request-id: gone\r\n"
+                b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            wait_for(lambda: server.service.num_texts == 1)
+        server.wait_until_idle()
+        counted = b'http_requests_total{route="/v1/completions",status="499"} 1.0'
+        wait_for(lambda: counted in server.service.metrics.text())
+    (line,) = [line for line in lines if line.get("request_id") == "gone" and line["event"] == "request"]
+    assert line["status"] == 499
 
 
 def test_a_broken_log_stream_is_no_error() -> None:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.peers.workers.checkpoint NAME FOLDER     writes FOLDER/target, and FOLDER/draft or FOLDER/head if there is one
 
-* embedded: the embedded target widened until it costs what 0.4 billion parameters cost, and the embedded draft.
+* embedded: the embedded target widened until it costs what 0.4 billion parameters cost, the embedded draft, and the shipped head,
+  widened for that target.
 * smollm2: SmolLM2-135M-Instruct, dequantised from the file that `make models` fetches (four bits, so it differs a little
   from the published model), and the head that is shipped for it.
 * smollm2-wide: the same, both widened, to about 1.8 billion parameters.
@@ -66,15 +67,24 @@ def _shipped(name: str) -> Callable[[Path], object]:
     return partial(shutil.copytree, _EMBEDDED / name)
 
 
+def _embedded_head(folder: Path) -> None:
+    _widen_head(_EMBEDDED / "head", _EMBEDDED / "target", folder)
+
+
 def _smollm2_wide_head(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as small:
         _smollm2(Path(small))
-        heads = _EMBEDDED / "smollm2-head", small, folder.parent / "target", folder
-        subprocess.run([sys.executable, "-m", "benchmarks.common.wide_heads", *heads], check=True)
+        _widen_head(_EMBEDDED / "smollm2-head", Path(small), folder)
+
+
+def _widen_head(head: Path, small_target: Path, folder: Path) -> None:
+    """For the widened target beside `folder`."""
+    parts = head, small_target, folder.parent / "target", folder
+    subprocess.run([sys.executable, "-m", "benchmarks.common.wide_heads", *parts], check=True)
 
 
 _BUILDERS: dict[str, dict[str, Callable[[Path], object]]] = {
-    "embedded": {"target": _embedded, "draft": _shipped("draft")},
+    "embedded": {"target": _embedded, "draft": _shipped("draft"), "head": _embedded_head},
     "smollm2": {"target": _smollm2, "head": _shipped("smollm2-head")},
     "smollm2-wide": {"target": _smollm2_wide, "head": _smollm2_wide_head},
 }

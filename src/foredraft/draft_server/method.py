@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foredraft.drafters import SELF_DRAFTS
-from foredraft.engine.methods import DRAFT_METHODS, LANGUAGE_MODEL_METHODS, NO_DRAFT, REMOTE, choose_methods
+from foredraft.engine.methods import HEAD_METHODS, NO_DRAFT, REMOTE, choose_methods
 from foredraft.errors import ForedraftError
 
 
@@ -19,7 +19,7 @@ def check_method(method: str | None, *, has_draft_model: bool) -> None:
         raise ForedraftError(
             f"{method} copies the target, which is not in this process: give --draft-model TARGET --quantization {SELF_DRAFTS[method]['quantization']}"
         )
-    if method in DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS:
+    if method in HEAD_METHODS:
         raise ForedraftError(
             f"{method} drafts from what the target computed, which is in the target's process: use this drafter there, with --method {method}"
         )

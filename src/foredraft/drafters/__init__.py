@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from foredraft.drafters._requirements import REQUIREMENTS, missing_for
 from foredraft.errors import ForedraftError
 from foredraft.utils.lazy import attributes
 
@@ -103,6 +104,7 @@ def build(name: str, context: DrafterContext) -> Drafter:
 
 __all__ = [
     "REGISTRY",
+    "REQUIREMENTS",
     "SELF_DRAFTS",
     "CombinedDrafter",
     "CountedRefits",
@@ -127,5 +129,6 @@ __all__ = [
     "SuffixDrafter",
     "TimedRefits",
     "build",
+    "missing_for",
     "refits_of",
 ]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal, is_written, take_generated
+from foredraft.drafters._requirements import missing_for
 from foredraft.drafters._slots import Slots, draft_slots, num_places
 from foredraft.drafters._walks import Walk, draft_walks
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.cache import KVCache
 from foredraft.engine.memory_pool import MemoryPool
 from foredraft.engine.proposal import DraftRequest, Proposal
-from foredraft.errors import ForedraftError
 from foredraft.heads import BlockReading, Correctable, Correction, DFlashHead
 from foredraft.kernels import Chains
 from foredraft.sampling import TokenProbs, draft_specs
@@ -45,9 +45,7 @@ class DFlashDrafter:
     @classmethod
     def build(cls, context: DrafterContext) -> DFlashDrafter:
         if not isinstance(context.head, DFlashHead):
-            raise ForedraftError(
-                'method "dflash" needs a DFlash head: give its directory or hub id as draft_model (--draft-model)'
-            )
+            raise missing_for("dflash")
         return cls(context.head, context.vocab_size, context.pool, context.context_len, context.max_rows)
 
     @property

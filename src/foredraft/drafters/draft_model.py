@@ -10,12 +10,12 @@ from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
 from foredraft.drafters._histories import HistoryReader
+from foredraft.drafters._requirements import missing_for
 from foredraft.drafters._trees import DraftTree, grow_at_once, grow_over, split_trees, trees_for
 from foredraft.drafters._vocabulary import SharedVocabulary
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DeviceDraft, DraftRequest, PendingProposal, Proposal
 from foredraft.engine.token_tree import TreeShape
-from foredraft.errors import ForedraftError
 from foredraft.kernels import DrawSpec
 from foredraft.model import Read
 from foredraft.model.generation import Generation
@@ -39,7 +39,7 @@ class DraftModelDrafter(HistoryReader):
     def build(cls, context: DrafterContext) -> DraftModelDrafter:
         model, pair = context.draft_model, context.vocabularies
         if model is None:
-            raise ForedraftError('method "draft_model" needs a draft model: give draft_model (--draft-model)')
+            raise missing_for("draft_model")
         vocabulary = None if pair is None else SharedVocabulary(pair, model.traits.vocab_size, context.vocab_size)
         return cls(model, context.vocab_size, context.pool, context.max_rows, vocabulary)
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from foredraft.drafters._autoregressive import AutoregressiveReader
 from foredraft.drafters._drafts import Draft, is_written, take_generated
+from foredraft.drafters._requirements import missing_for
 from foredraft.drafters._trees import DraftTree, grow_at_once, split_trees
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.engine.token_tree import TreeShape
-from foredraft.errors import ForedraftError
 from foredraft.heads import CompiledEagle, EagleHead
 from foredraft.kernels import DrawSpec
 from foredraft.sampling import TokenProbs, draft_specs
@@ -22,9 +22,7 @@ class EagleDrafter(AutoregressiveReader[EagleHead | CompiledEagle]):
     @classmethod
     def build(cls, context: DrafterContext) -> EagleDrafter:
         if not isinstance(context.head, EagleHead | CompiledEagle):
-            raise ForedraftError(
-                'method "eagle" needs an EAGLE head: give its directory or hub id as draft_model (--draft-model)'
-            )
+            raise missing_for("eagle")
         return cls(context.head, context.vocab_size, context.pool, context.context_len, context.max_rows)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foredraft.drafters._drafts import Draft, as_proposal, extend, is_written, take_generated
+from foredraft.drafters._requirements import missing_for
 from foredraft.drafters._trees import DraftTree, grow_at_once, grow_over, split_trees, trees_for
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DraftRequest, Proposal
 from foredraft.engine.region import Region
 from foredraft.engine.token_tree import TreeShape
-from foredraft.errors import ForedraftError
 from foredraft.heads import EarlyExit
 from foredraft.kernels import DrawSpec
 from foredraft.model import Read
@@ -38,9 +38,7 @@ class EarlyExitDrafter:
     @classmethod
     def build(cls, context: DrafterContext) -> EarlyExitDrafter:
         if not isinstance(context.head, EarlyExit):
-            raise ForedraftError(
-                'method "early_exit" needs a layer: give exit_layer (--exit-layer), or the directory of a trained exit as draft_model (--draft-model)'
-            )
+            raise missing_for("early_exit")
         return cls(context.head, context.vocab_size)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:

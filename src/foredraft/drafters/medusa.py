@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal
+from foredraft.drafters._requirements import missing_for
 from foredraft.drafters._slots import Slots, draft_slots
 from foredraft.drafters._state_refit import StateRefit
 from foredraft.drafters.context import DrafterContext
 from foredraft.drafters.refit_schedule import RefitSchedule
 from foredraft.engine.proposal import DraftRequest, Proposal
-from foredraft.errors import ForedraftError
 from foredraft.heads import MedusaHead
 from foredraft.sampling import TokenProbs
 
@@ -38,9 +38,7 @@ class MedusaDrafter:
     @classmethod
     def build(cls, context: DrafterContext) -> MedusaDrafter:
         if not isinstance(context.head, MedusaHead):
-            raise ForedraftError(
-                'method "medusa" needs Medusa heads: give their directory or hub id as draft_model (--draft-model)'
-            )
+            raise missing_for("medusa")
         return cls(context.head, context.vocab_size, context.refits)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:

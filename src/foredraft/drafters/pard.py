@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal
 from foredraft.drafters._histories import HistoryReader
+from foredraft.drafters._requirements import missing_for
 from foredraft.drafters._slots import draft_slots, num_places, slots_of
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.memory_pool import MemoryPool
@@ -41,9 +42,7 @@ class PardDrafter(HistoryReader):
     def build(cls, context: DrafterContext) -> PardDrafter:
         model = context.draft_model
         if model is None or model.mask_token is None:
-            raise ForedraftError(
-                'method "pard" needs a draft model with mask tokens: give one whose config.json has pard_token as draft_model (--draft-model)'
-            )
+            raise missing_for("pard")
         if context.vocabularies is not None:
             raise ForedraftError(
                 f'method "pard" needs a draft model with the target\'s vocabulary, and {model.traits.name} has another: '

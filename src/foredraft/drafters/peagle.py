@@ -13,10 +13,10 @@ from torch import Tensor
 
 from foredraft.drafters._drafts import Draft, as_proposal
 from foredraft.drafters._fused import FusedReader
+from foredraft.drafters._requirements import missing_for
 from foredraft.drafters._slots import draft_slots, num_places, slots_of
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DraftRequest, Proposal
-from foredraft.errors import ForedraftError
 from foredraft.heads import CompiledEagle, EagleHead
 from foredraft.model import Read
 from foredraft.sampling import TokenProbs
@@ -30,9 +30,7 @@ class PEagleDrafter(FusedReader[EagleHead | CompiledEagle]):
     @classmethod
     def build(cls, context: DrafterContext) -> PEagleDrafter:
         if not isinstance(context.head, EagleHead | CompiledEagle) or context.head.config.mask_token is None:
-            raise ForedraftError(
-                'method "peagle" needs a P-EAGLE head: give its directory or hub id as draft_model (--draft-model)'
-            )
+            raise missing_for("peagle")
         return cls(context.head, context.vocab_size, context.pool, context.context_len, context.max_rows)
 
     def propose(self, requests: list[DraftRequest]) -> Proposal:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from foredraft.drafters._requirements import missing_for
 from foredraft.drafters.context import DrafterContext
 from foredraft.engine.proposal import DraftRequest, Proposal
-from foredraft.errors import ForedraftError
 from foredraft.remote.connection import Connection
 from foredraft.remote.histories import Addition, SentHistories
 from foredraft.remote.keys import read_key
@@ -49,7 +49,7 @@ class RemoteDrafter:
         """Raises ForedraftError if no server answers, or the server refuses this vocabulary."""
         access, vocabulary = context.draft_server, context.vocabulary
         if access is None or vocabulary is None:
-            raise ForedraftError('method "remote" needs a draft server: give draft_server (--draft-server)')
+            raise missing_for("remote")
         connection = Connection(Caller(access.address, read_key(access.key_file)), access.address, vocabulary)
         connection.greet(_GREETING)
         return cls(connection, Patience(access.max_wait), context.vocab_size)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from foredraft.drafters import REGISTRY, SELF_DRAFTS
+from foredraft.drafters import REGISTRY, REQUIREMENTS, SELF_DRAFTS, missing_for
 from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
@@ -31,19 +30,8 @@ EARLY_EXIT = "early_exit"
 REMOTE = "remote"
 """The method that drafts on a draft server."""
 
-_GIVE = "give draft_model (--draft-model)"
-DRAFT_METHODS = MappingProxyType(
-    {
-        "draft_model": f"a draft model: {_GIVE}",
-        "eagle": f"an EAGLE head: {_GIVE}",
-        "medusa": f"Medusa heads: {_GIVE}",
-        "dflash": f"a DFlash head: {_GIVE}",
-        "peagle": f"a P-EAGLE head: {_GIVE}",
-        "pard": f"a draft model with mask tokens: {_GIVE}",
-        EARLY_EXIT: "a layer: give exit_layer (--exit-layer), or the directory of a trained exit as draft_model (--draft-model)",
-    }
-)
-"""The methods that draft with the model or head given as draft_model=, and what they need."""
+DRAFT_METHODS = frozenset(REQUIREMENTS.keys() - {REMOTE})
+"""The methods that draft with the model or head given as draft_model=."""
 
 ADAPTING_METHODS = ("medusa",)
 """The methods whose drafters can learn from the texts."""
@@ -51,7 +39,7 @@ ADAPTING_METHODS = ("medusa",)
 LANGUAGE_MODEL_METHODS = frozenset({"draft_model", "pard"})
 """The DRAFT_METHODS whose draft is a separate language model."""
 
-HEAD_METHODS = frozenset(DRAFT_METHODS.keys() - LANGUAGE_MODEL_METHODS)
+HEAD_METHODS = DRAFT_METHODS - LANGUAGE_MODEL_METHODS
 """The DRAFT_METHODS that draft with a head or an early exit."""
 
 TARGET_HEADS = frozenset({"mtp"})
@@ -92,11 +80,11 @@ def choose_methods(
         elif method not in REGISTRY:
             raise ForedraftError(f"unknown method {method!r}: known methods are {', '.join(sorted(REGISTRY))}")
     if REMOTE in names and not has_draft_server:
-        raise ForedraftError(f'method "{REMOTE}" needs a draft server: give draft_server (--draft-server)')
+        raise missing_for(REMOTE)
     given = {EARLY_EXIT} if has_exit_layer else set()
     needing = next((name for name in names if name in DRAFT_METHODS and name not in given), None)
     if needing is not None and not has_draft_model:
-        raise ForedraftError(f'method "{needing}" needs {DRAFT_METHODS[needing]}')
+        raise missing_for(needing)
     if has_draft_model and draft_method in HEAD_METHODS:
         unfit = next((name for name in names if name in HEAD_METHODS and name not in given | {draft_method}), None)
         if unfit is not None:

@@ -308,7 +308,7 @@ def draft_method_of(
 ) -> str:
     """The method that uses a draft: the one that the user names, else the one that the draft's files are made for. With exit_layer,
     early exit needs no draft. Without a draft, the result may be a method whose head is in the target's checkpoint."""
-    using = DRAFT_METHODS.keys() - ({EARLY_EXIT} if exit_layer is not None else set())
+    using = DRAFT_METHODS - ({EARLY_EXIT} if exit_layer is not None else set())
     named = [] if methods is None else [name for name in names_of(methods) if name in using]
     if not named and methods is not None and draft_source is None:
         named = [name for name in names_of(methods) if name in TARGET_HEADS]

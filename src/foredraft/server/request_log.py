@@ -27,6 +27,9 @@ REQUEST_ID = "foredraft.request_id"
 """The key under which a request's scope has its id: the client's X-Request-Id, or a random one."""
 _VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
+_CLIENT_CLOSED_REQUEST = 499
+"""The status to log and count if the client disconnected before the response began, as in nginx."""
+
 
 class RequestLogMiddleware:
     """Logs and counts every request: its route, the status of the response and the time. An exception that nothing else handled is
@@ -46,15 +49,16 @@ class RequestLogMiddleware:
             await self._app(scope, receive, record.send)
         except Exception as error:
             record.log_failure(error)
-            if not record.status:
+            if record.status is None:
                 await internal_error().response()(scope, receive, record.send)
         finally:
-            self._http.labels(_route_of(scope), str(record.status)).inc()
-            record.log_request()
+            status = _CLIENT_CLOSED_REQUEST if record.status is None else record.status
+            self._http.labels(_route_of(scope), str(status)).inc()
+            record.log_request(status)
 
 
 class _RequestRecord:
-    """What is logged about one request. status: of the response; 0 until it starts."""
+    """What is logged about one request. status: of the response; None until it begins."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
@@ -63,7 +67,7 @@ class _RequestRecord:
         self._fields: dict[str, Any] = {}
         scope[LOG_FIELDS] = self._fields
         self._started_at = time.perf_counter()
-        self.status = 0
+        self.status: int | None = None
 
     async def send(self, message: Message) -> None:
         """Sends a message of the response, with the request's id in its headers."""
@@ -81,7 +85,7 @@ class _RequestRecord:
             at=traceback_locations(error.__traceback__),
         )
 
-    def log_request(self) -> None:
+    def log_request(self, status: int) -> None:
         route = _route_of(self._scope)
         log_event(
             "request",
@@ -89,7 +93,7 @@ class _RequestRecord:
             request_id=self._request_id,
             method=self._scope["method"],
             route=route,
-            status=self.status,
+            status=status,
             seconds=round(time.perf_counter() - self._started_at, 6),
             **self._fields,
         )
