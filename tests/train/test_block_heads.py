@@ -18,7 +18,7 @@ from foredraft.heads.config import Markov
 from foredraft.heads.unrolled_blocks import unroll_blocks
 from foredraft.model import LanguageModel, LoadOptions, load_model
 from foredraft.train.block_drafts import BlockDrafts, drawn_anchors, num_anchors
-from foredraft.train.blocks import IGNORED
+from foredraft.train.blocks import IGNORED, draft_generator
 from foredraft.train.head_student import new_block_head, rarest_id
 from foredraft.train.losses import DistillationLoss, TargetDistribution, distillation_loss
 from foredraft.train.records import read_log
@@ -46,10 +46,22 @@ def test_every_weight_of_a_new_head_is_initialised(target: LanguageModel, correc
 @pytest.mark.parametrize("length", [1, 2, 9, 64])
 def test_anchors_follow_from_the_text_and_have_one_before(length: int) -> None:
     ids = torch.randint(1, 99, (3, length), generator=torch.Generator().manual_seed(1))
-    anchors = drawn_anchors(ids, 4)
-    assert torch.equal(anchors, drawn_anchors(ids, 4))
+    is_predicted = torch.ones(ids.shape, dtype=torch.bool)
+    anchors = drawn_anchors(is_predicted, 4, draft_generator(ids, 0.0))
+    assert torch.equal(anchors, drawn_anchors(is_predicted, 4, draft_generator(ids, 0.0)))
+    assert length < 9 or not torch.equal(anchors, drawn_anchors(is_predicted, 4, draft_generator(ids, 0.01)))
     assert anchors.shape == (3, num_anchors(length, 4))
     assert bool((anchors >= min(1, length - 1)).all() and (anchors < length).all())
+    assert all(len(set(row.tolist())) == len(row) for row in anchors)
+
+
+def test_anchors_have_a_predicted_token_as_far_as_there_are_enough() -> None:
+    is_predicted = torch.zeros(3, 20, dtype=torch.bool)
+    is_predicted[0, 7] = is_predicted[1, 11:] = is_predicted[2, 0] = True
+    anchors = drawn_anchors(is_predicted, 4, torch.Generator().manual_seed(1))
+    assert anchors.shape == (3, 4)
+    assert 7 in anchors[0]
+    assert bool((anchors[1] >= 11).all())
     assert all(len(set(row.tolist())) == len(row) for row in anchors)
 
 
@@ -61,7 +73,7 @@ def loss_by_hand(
     features, _ = TargetStates(target, student.config.taps)(ids)
     with torch.inference_mode():
         laws = hf(ids).logits
-    anchors, means, weights = drawn_anchors(ids, anchor_every), [], []
+    anchors, means, weights = drawn_anchors(next_ids != IGNORED, anchor_every, draft_generator(ids, 0.0)), [], []
     for place, logits in enumerate(unroll_blocks(student, features, ids, anchors)):
         losses = []
         for number, (row, anchor) in enumerate((b, int(a)) for b in range(len(ids)) for a in anchors[b]):
@@ -92,6 +104,26 @@ def test_the_loss_compares_every_position_with_the_target(target: LanguageModel,
     sums.loss.backward()  # type: ignore[no-untyped-call]
     without = {name for name, parameter in student.named_parameters() if parameter.grad is None}
     assert without == set()
+
+
+@pytest.mark.parametrize("predicted", [[], [0], [1], [13], [5, 8], [3, 10]])
+def test_the_loss_of_a_text_with_few_predicted_tokens(target: LanguageModel, predicted: list[int]) -> None:
+    """Also where some positions of a draft, or all, have nothing to predict."""
+    student = new_block_head(target, (1, 2), 7, seed=0, block_size=4, correction=None)
+    ids = torch.randint(1, 4096, (1, 14), generator=torch.Generator().manual_seed(0))
+    next_ids = torch.full_like(ids, IGNORED)
+    next_ids[0, predicted] = 7
+    rows = target.hf.get_output_embeddings().weight.detach()  # type: ignore[union-attr]
+    objective = BlockDrafts(TargetStates(target, (1, 2)), TargetLogits(rows), 5, 0.5, DistillationLoss("kl", 0.7))
+    sums = objective(student, ids, next_ids, 0.0)
+    sums.loss.backward()  # type: ignore[no-untyped-call]
+    if predicted in ([], [0]):  # no draft begins before a text's second token
+        assert (float(sums.loss.detach()), sums.acceptance, sums.num_rows) == (0, 0, 0)
+    else:
+        assert sums.num_rows == len(predicted)
+        assert float(sums.loss.detach()) / sums.num_rows == pytest.approx(
+            loss_by_hand(target, student, ids, next_ids, 5, 0.5), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize(("kind", "places"), [("dflash", 4), ("dspark", 5)])

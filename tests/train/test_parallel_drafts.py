@@ -19,7 +19,7 @@ from foredraft.model import EMBEDDED, LoadOptions, load_tokenizer
 from foredraft.model.mask_token import mask_token_of
 from foredraft.testing.requests import request_for
 from foredraft.train import Data, LearningRates, Recipe, Start, train_distill, train_lm
-from foredraft.train.blocks import IGNORED
+from foredraft.train.blocks import IGNORED, draft_generator
 from foredraft.train.evaluate import measured_tau
 from foredraft.train.expected import Expectation, expect
 from foredraft.train.losses import DistillationLoss, TargetDistribution, distillation_loss
@@ -61,14 +61,14 @@ def test_fewer_drafts_continue_at_each_position() -> None:
     assert kept_shares(1) == [1.0]
     assert kept_shares(7) == pytest.approx([1, 0.7, 0.49, 0.343, 0.2401, 0.2, 0.2])
     ids = torch.randint(1, 4096, (3, 20), generator=torch.Generator().manual_seed(0))
-    rows = draft_rows(ids, 4)
+    rows = draft_rows(ids, 4, draft_generator(ids, 0.0))
     for text in range(3):
         by_place = [set(rows.anchors[text][rows.places[text] == place].tolist()) for place in range(4)]
         assert [len(anchors) for anchors in by_place] == [20, 14, 10, 7]
         assert by_place[3] < by_place[2] < by_place[1] < by_place[0]
     assert torch.equal(rows.positions, rows.anchors + rows.places)
-    assert torch.equal(draft_rows(ids, 4).anchors, rows.anchors)
-    assert not torch.equal(draft_rows(ids + 1, 4).anchors, rows.anchors)
+    for texts, progress, is_same in ((ids, 0.0, True), (ids + 1, 0.0, False), (ids, 0.01, False)):
+        assert torch.equal(draft_rows(ids, 4, draft_generator(texts, progress)).anchors, rows.anchors) == is_same
 
 
 def test_the_loss_compares_every_position_with_the_target(
@@ -81,7 +81,7 @@ def test_the_loss_compares_every_position_with_the_target(
     next_ids = torch.cat([ids[:, 1:], torch.tensor([[7], [IGNORED]])], dim=1)
     next_ids[1, 2] = IGNORED
     sums = ParallelDistillation(target, 4, MASK, DistillationLoss("kl", 0.7))(student, ids, next_ids, 0.0)
-    rows, total, acceptance, count = draft_rows(ids, 4), 0.0, 0.0, 0
+    rows, total, acceptance, count = draft_rows(ids, 4, draft_generator(ids, 0.0)), 0.0, 0.0, 0
     with torch.no_grad():
         laws = target(ids).logits
         for text, anchor, place in zip(*(torch.arange(2)[:, None].expand_as(rows.places), *rows[::2]), strict=True):

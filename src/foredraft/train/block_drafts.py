@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foredraft.heads import DFlashHead
 from foredraft.heads.unrolled_blocks import unroll_blocks
-from foredraft.train.blocks import IGNORED
+from foredraft.train.blocks import IGNORED, draft_generator
 from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.target_logits import TargetLogits
 from foredraft.train.unrolled_drafts import TargetStates
@@ -35,7 +35,8 @@ class BlockDrafts:
             features, final = self.states(ids)
             laws = self.loss.distribution(self.target_logits(final[is_predicted]))
         numbers = (is_predicted.flatten().cumsum(0) - 1).view_as(is_predicted)
-        anchors = drawn_anchors(ids, self.anchor_every)
+        generator = draft_generator(ids, progress if student.training else 0.0)
+        anchors = drawn_anchors(is_predicted, self.anchor_every, generator)
         parts: list[LossSums] = []
         for place, logits in enumerate(unroll_blocks(student, features, ids, anchors)):
             positions = anchors + place
@@ -44,7 +45,7 @@ class BlockDrafts:
             wanted = numbers.gather(1, inside).flatten()[is_compared]
             order = is_compared.int().argsort(descending=True, stable=True)  # rows after the compared ones are ignored
             parts.append(self.loss(logits[order], laws.select(wanted), progress))
-        return _joined([part for part in parts if part.num_rows], self.decay, int(is_predicted.sum()))
+        return _joined(parts, self.decay, int(is_predicted.sum()))
 
     def shapes(self, student: DFlashHead, ids: Tensor) -> Iterator[Tensor]:
         """See Objective."""
@@ -60,17 +61,20 @@ def num_anchors(length: int, anchor_every: int) -> int:
     return max(1, (length - 1) // anchor_every)
 
 
-def drawn_anchors(ids: Tensor, anchor_every: int) -> Tensor:
-    """Sorted random positions from 1 on: [B, A]. They are determined by the texts, so that a resumed run reads the same."""
-    batch, length = ids.shape
-    generator = torch.Generator().manual_seed(int(ids.sum()))
-    order = torch.rand(batch, max(1, length - 1), generator=generator).argsort(1)
-    return (1 + order[:, : num_anchors(length, anchor_every)].sort(1).values).clamp(max=length - 1).to(ids.device)
+def drawn_anchors(is_predicted: Tensor, anchor_every: int, generator: torch.Generator) -> Tensor:
+    """Sorted random positions from 1 on, first of all those with a predicted token. is_predicted: [B, L]. -> [B, A]"""
+    batch, length = is_predicted.shape
+    order = torch.rand(batch, max(1, length - 1), generator=generator)
+    order += ~is_predicted.cpu()[:, -order.shape[1] :]
+    drawn = order.argsort(1)[:, : num_anchors(length, anchor_every)]
+    return (1 + drawn.sort(1).values).clamp(max=length - 1).to(is_predicted.device)
 
 
 def _joined(parts: list[LossSums], decay: float, num_positions: int) -> LossSums:
-    weights = [decay**place for place in range(len(parts))]
-    means = [part.loss / part.num_rows for part in parts]
-    loss = torch.stack([weight * mean for weight, mean in zip(weights, means, strict=True)]).sum() / sum(weights)
+    """parts: of each draft position. Without rows in the first, no position after a text's first is predicted: there is no loss."""
+    if not parts[0].num_rows:
+        return parts[0]
+    compared = [(decay**place, part.loss / part.num_rows) for place, part in enumerate(parts) if part.num_rows]
+    loss = torch.stack([weight * mean for weight, mean in compared]).sum() / sum(weight for weight, _ in compared)
     first = num_positions / parts[0].num_rows
     return LossSums(loss * num_positions, parts[0].acceptance * first, parts[0].agreement * first, num_positions)

@@ -43,6 +43,12 @@ class Blocks:
         return Blocks(self.ids[selected], self.next_ids[selected])
 
 
+def draft_generator(ids: Tensor, progress: float) -> torch.Generator:
+    """Decides which drafts a pass trains. It is determined by the texts, so that a resumed run reads the same, and by the progress, so
+    that each epoch reads other drafts of the same text. ids: [B, L]. progress: the share of the run that is over."""
+    return torch.Generator().manual_seed(int(ids.sum()) ^ int(progress * (1 << 52)))
+
+
 def concatenate(parts: Sequence[Blocks]) -> Blocks:
     """All blocks of the parts; they must be of equal length."""
     return Blocks(torch.cat([part.ids for part in parts]), torch.cat([part.next_ids for part in parts]))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from foredraft.errors import ForedraftError
 from foredraft.model.mask_token import MASK_TOKEN, mask_token_of
-from foredraft.train.blocks import IGNORED
+from foredraft.train.blocks import IGNORED, draft_generator
 from foredraft.train.losses import DistillationLoss, LossSums
 
 _KEPT, _LEAST_KEPT = 0.7, 0.2
@@ -53,7 +53,7 @@ class ParallelDistillation:
     def __call__(self, student: PreTrainedModel, ids: Tensor, next_ids: Tensor, progress: float) -> LossSums:
         """ids, next_ids: [B, L]. -> sums over the positions that have a next token; a position's numbers are means over the
         positions in all drafts"""
-        rows = draft_rows(ids, self.num_places)
+        rows = draft_rows(ids, self.num_places, draft_generator(ids, progress if student.training else 0.0))
         is_predicted = next_ids != IGNORED
         with torch.no_grad():
             target_logits = self.target(input_ids=ids, use_cache=False).logits[is_predicted]
@@ -102,11 +102,9 @@ class DraftRows(NamedTuple):
         return (sees_text | (same_draft & (self.places[:, None] <= self.places[..., None])))[:, None]
 
 
-def draft_rows(ids: Tensor, num_places: int) -> DraftRows:
-    """Drafts from all positions of texts, ids [B, L], fewer at each further draft position. Which drafts continue is random but
-    determined by the texts, so that a resumed run reads the same."""
+def draft_rows(ids: Tensor, num_places: int, generator: torch.Generator) -> DraftRows:
+    """Drafts from all positions of texts, ids [B, L], random ones of which continue at each further draft position."""
     batch, length = ids.shape
-    generator = torch.Generator().manual_seed(int(ids.sum()))
     order = torch.rand(batch, length, generator=generator).argsort(1)
     anchors, places = [torch.arange(length).expand(batch, -1)], [torch.zeros(batch, length, dtype=torch.int64)]
     for place, share in list(enumerate(kept_shares(num_places)))[1:]:

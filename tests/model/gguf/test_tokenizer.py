@@ -144,7 +144,11 @@ BOS: dict[str, tuple[str, dict[str, Any], list[int], list[int]]] = {
     "as the file says": ("gpt-2", {"add_add_bos_token": True, "add_add_eos_token": True}, [1], [2]),
     "not where it says no": ("llama-bpe", {"add_add_bos_token": False}, [], []),
     "Llama 3 by default": ("llama-bpe", {}, [1], []),
-    "others not by default": ("gpt-2", {}, [], []),
+    "Pixtral by default": ("pixtral", {}, [1], []),
+    "Mistral's Tekken by default": ("tekken", {}, [1], []),
+    "GPT-2 not by default": ("gpt-2", {}, [], []),
+    "Qwen not by default": ("qwen2", {}, [], []),
+    "GLM-4 not by default": ("glm4", {}, [], []),
 }
 
 
@@ -173,6 +177,38 @@ def test_special_tokens_end_ids_and_the_template_are_read(tmp_path: Path) -> Non
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "<s>Hi"
     # the file's own end id, and a control token that ends turns
     assert end_ids(Metadata(file), 700) == [2, 3]
+
+
+def test_glm4_splits_as_its_regular_expression_says(tmp_path: Path) -> None:
+    """The library does not know the name. The expression is that of DBRX and Llama 3."""
+    original = byte_level(False)
+    tokenizer, same = (tokenizer_of(bpe_file(original, folder(tmp_path, pre), pre)) for pre in ("glm4", "dbrx"))
+    assert [tokenizer.encode(text) for text in TEXTS] == [same.encode(text) for text in TEXTS]
+    assert tokenizer.encode(TEXTS[2]) != original.encode(TEXTS[2]).ids
+
+
+def folder(path: Path, name: str) -> Path:
+    (path / name).mkdir()
+    return path / name
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED, 1])
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["a", "<end_of_turn>", "b"], [1]),
+        (["<|end|>", "a", "<|endoftext|>"], [0, 2]),
+        (["<|end|>", "<|return|>", "<|call|>", "<|channel|>"], [1, 2]),  # gpt-oss: the answer comes after <|end|>
+        (["<|end|>", "<|return|>"], [0, 1]),
+    ],
+    ids=["Gemma", "Phi", "gpt-oss", "neither"],
+)
+def test_texts_end_at_known_tokens_of_any_type(
+    tokens: list[str], expected: list[int], kind: int, tmp_path: Path
+) -> None:
+    """As in llama.cpp, since converters give these tokens wrong types."""
+    file = file_of(tmp_path, tokens, lambda writer: writer.add_token_types([kind] * len(tokens)))
+    assert end_ids(Metadata(file), len(tokens)) == expected
 
 
 def test_the_embedded_tokenizer_survives_a_round_trip_through_a_file(tmp_path: Path) -> None:

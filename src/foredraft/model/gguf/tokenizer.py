@@ -19,7 +19,6 @@ from foredraft.model.gguf.sentencepiece import sentencepiece_backend
 logger = logging.getLogger("foredraft")
 
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
-_CONTROL = 3
 _ENDS = frozenset(
     (
         *(
@@ -32,29 +31,42 @@ _ENDS = frozenset(
             "<|return|>",
             "<|call|>",
         ),
-        *("<end_of_turn>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>", "<EOT>", "_<EOT>"),
+        *(
+            "<end_of_turn>",
+            "<end_of_utterance>",
+            "<|END_OF_TURN_TOKEN|>",
+            "<EOT>",
+            "_<EOT>",
+            "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        ),
     )
 )
-"""Control tokens after which a model has nothing more to write, whatever the file's metadata say."""
+"""Tokens after which a model has nothing more to write, whatever the file's metadata say, and whatever type it gives them."""
+
+_HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
+"""A vocabulary with all of these ends a channel with <|end|>, and the answer comes in the next one."""
 
 _GPT2_SPLITS = frozenset(("default", "gpt-2", "gpt2", "mpt", "olmo", "jais", "trillion"))
 _DIGITS_ALONE = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"))
-_WHOLE_WORDS = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken"))
+_WHOLE_WORDS = frozenset(
+    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+)
 """Pre-tokenizers of vocabularies that do not split a piece which is itself a token, whatever the merges."""
 
-_BOS_FIRST = _WHOLE_WORDS - {"tekken"}
+_BOS_FIRST = _WHOLE_WORDS | {"chameleon"}
+_SPLITS_AS = {"glm4": "llama3", "chatglm-bpe": "llama3"}
+"""Names that the library does not know, and a name with the same split."""
+
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
     """The ids that end a text, the file's end-of-sequence id first."""
     named = [metadata.token_id(name, vocab_size) for name in ("eos", "eot", "eom")]
-    kinds = metadata.array("tokenizer.ggml.token_type", int)
-    tokens = metadata.array("tokenizer.ggml.tokens")
-    known = [
-        i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == _CONTROL and token in _ENDS
-    ]
-    return list(dict.fromkeys(index for index in [*named, *known] if index is not None and index < vocab_size))
+    known = {token: i for i, token in enumerate(metadata.array("tokenizer.ggml.tokens")) if token in _ENDS}
+    if known.keys() >= _HARMONY_ENDS:
+        known.pop("<|end|>", None)
+    return list(dict.fromkeys(index for index in [*named, *known.values()] if index is not None and index < vocab_size))
 
 
 def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
@@ -79,7 +91,7 @@ def _fields(metadata: Metadata) -> dict[str, Any]:
     """The fields of the file, as the library's builder names them."""
     fields: dict[str, Any] = {
         "tokenizer_type": metadata.text("tokenizer.ggml.model", ""),
-        "pre_tokenizer_type": metadata.text("tokenizer.ggml.pre", "default"),
+        "pre_tokenizer_type": _SPLITS_AS.get(name := metadata.text("tokenizer.ggml.pre", "default"), name),
         "tokens": list(metadata.array("tokenizer.ggml.tokens")),
         "token_type": list(metadata.array("tokenizer.ggml.token_type", int)),
     }
