@@ -22,7 +22,10 @@ from foredraft.train import Eagle1Kind, Eagle3Kind
 
 
 def average(heads: Sequence[EagleHead]) -> EagleHead:
-    """The first head with the mean of all weights. Raises ForedraftError for heads of different forms."""
+    """The first head with the mean of all weights. Raises ForedraftError for heads of different forms, or that read other layers or
+    draft other ids."""
+    if any(_inputs_and_ids(head) != _inputs_and_ids(heads[0]) for head in heads):
+        raise ForedraftError("the heads read different layers or draft different ids: they cannot be averaged")
     states = [head.state_dict() for head in heads]
     shapes = [{name: weight.shape for name, weight in state.items()} for state in states]
     if any(each != shapes[0] for each in shapes):
@@ -30,6 +33,11 @@ def average(heads: Sequence[EagleHead]) -> EagleHead:
     means = {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
     heads[0].load_state_dict(means, assign=True)
     return heads[0]
+
+
+def _inputs_and_ids(head: EagleHead) -> tuple[tuple[int, ...], list[int] | None]:
+    ids = head.config.target_ids
+    return head.config.taps, None if ids is None else ids.tolist()
 
 
 def kind_of(source: str, target: LanguageModel) -> Eagle1Kind | Eagle3Kind:

@@ -38,6 +38,7 @@ LAYERS = (
         "utils.folders",
         "utils.isolation",
         "utils.ray_cluster",
+        "utils.unicode",
     },
     {"kernels", "engine.sources"},
     {"engine.region", "gpu"},

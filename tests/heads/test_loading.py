@@ -85,7 +85,10 @@ def test_sharded_weights_are_loaded(tmp_path: Path) -> None:
         save_file({name: case.tensors[name].contiguous() for name in held}, folder / file)
     weight_map = {name: file for file, held in parts.items() for name in held}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert load_head(str(folder), TARGET).tensors.keys() == load(case, tmp_path / "whole").tensors.keys()
+    whole = load(case, tmp_path / "whole").tensors
+    assert load_head(str(folder), TARGET).tensors.keys() == whole.keys()
+    torch.save({}, folder / "pytorch_model.bin")  # safetensors are preferred, also in parts
+    assert load_head(str(folder), TARGET).tensors.keys() == whole.keys()
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors, which its index lists, is missing"):
         load_head(str(folder), TARGET)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def test_a_saved_state_is_loaded(folder: Path) -> None:
     StateFile.of(SUBJECT).save(measured())
     assert StateFile.of(dict(reversed(SUBJECT.items()))).load().as_dict() == measured().as_dict()
     assert path_of(StateFile.of(SUBJECT)).parent == folder
+
+
+def test_a_cache_folder_that_cannot_be_searched_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user may not read the home of another."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 300)))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    file = StateFile.of(SUBJECT)
+    file.save(measured())
+    assert path_of(file).parent.parent == tmp_path
+    assert StateFile.of(SUBJECT).load().as_dict() == measured().as_dict()
 
 
 @pytest.mark.slow

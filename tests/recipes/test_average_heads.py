@@ -32,6 +32,10 @@ def test_each_weight_is_the_mean_in_eight_bits_and_other_forms_are_refused(tmp_p
     for name, weight in mean.tensors.items():
         expected = (first.tensors[name].float() + second.tensors[name].float()) / 2
         assert (weight.float() - expected).abs().max() <= 0.01 * expected.abs().max()  # half a step is 1/254
+    kind = Eagle3Kind(taps=(0, 4, 7), intermediate_size=96, shares_lm_head=True)
+    kind.save(kind.new(target, [], 3), target, TARGET, tmp_path / "other taps", torch.float32)
+    refused = subprocess.run([*command[:-1], tmp_path / "other taps"], capture_output=True, text=True, check=False)
+    assert "the heads read different layers or draft different ids" in refused.stderr
     refused = subprocess.run([*command[:-1], tmp_path / "wider"], capture_output=True, text=True, check=False)
     assert "only heads of one form can be averaged" in refused.stderr
 

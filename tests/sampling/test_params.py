@@ -33,7 +33,7 @@ BAD: dict[str, list[Any]] = {
     "bad_words": ["word", [""], [3], None, 3],
     "min_tokens": [-1, 1.5, True, None, "1", 2**63],
     "max_tokens": [-1, 2.0, True, "16", 2**63, UNPRINTABLE],
-    "stop": ["", [""], [3], 3, ["a", None], b"x"],
+    "stop": ["", [""], [3], 3, ["a", None], b"x", "\ud800", ["a", "b\udfff"]],
     "allowed_token_ids": [[], ["a"], [1.5], [None], 3, "12", [-1], [2**63], [True]],
     "stop_token_ids": [["a"], [1.5], [None], 3, "12", [-1], [2**63], [UNPRINTABLE]],
     "seed": [1.5, "x", True, 2**64, -(2**63) - 1, UNPRINTABLE],

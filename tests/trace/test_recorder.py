@@ -20,7 +20,7 @@ from foredraft.engine.stats import SpeculationStats
 from foredraft.engine.step import Step
 from foredraft.engine.token_tree import ROOT
 from foredraft.sampling import Row, adjusted, token_probs_of
-from foredraft.trace import Recorder, Trace, read_trace, record
+from foredraft.trace import Recorder, Trace, read_trace, record, recorder
 from foredraft.trace.format import Header
 from tests.scripts import continuations_of
 
@@ -289,6 +289,21 @@ def test_every_line_is_json_by_itself(llm: LLM, file: Path) -> None:
     assert lines[0]["target"]["name"] == "embedded target"
     assert lines[-1]["type"] == "close"
     assert {line["type"] for line in lines} == {"trace", "text", "step", "round", "end", "close"}
+
+
+def test_a_line_that_cannot_be_written_ends_the_trace(
+    llm: LLM, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lone surrogate is not JSON. The texts before it can be read, and generation continues."""
+    with record(llm, file):
+        llm.generate(STORY, KINDS["greedy"])
+        monkeypatch.setattr(recorder, "_params", lambda params: {"stop": "\ud800"})
+        (output,) = llm.generate(CODE, KINDS["greedy"])
+    assert len(output.outputs[0].token_ids) == 24
+    assert len(read_trace(file).texts) == 1
+    (warning,) = [each.getMessage() for each in caplog.records if "the trace ends early" in each.getMessage()]
+    assert "PydanticSerializationError" in warning
+    assert "\n" not in warning
 
 
 def test_without_a_tokenizer_ids_are_recorded(make_engine: MakeEngine) -> None:

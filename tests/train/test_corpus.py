@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foredraft import ForedraftError
-from foredraft.train.corpus import BENCHMARKS, exclude, read_file, split_held_out
+from foredraft.train.corpus import BENCHMARKS, exclude, read_file, read_pairs, split_held_out
 
 
 def test_separators_and_lines_end_documents(tmp_path: Path) -> None:
@@ -37,6 +37,20 @@ def test_json_lines_are_documents(tmp_path: Path) -> None:
     file.write_text('{"text": ')
     with pytest.raises(ForedraftError, match=r"line 1: not valid JSON"):
         read_file(file)
+
+
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
+    for name, content in (("a.txt", "Grüße"), ("a.jsonl", '{"text": "Grüße"}')):
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+        assert read_file(tmp_path / name).documents == ("Grüße",)
+
+
+def test_lone_surrogates_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "fine", "source": "a"}\n{"text": "hello \\ud83d world", "source": "b"}\n')
+    for read in (read_file, read_pairs):
+        with pytest.raises(ForedraftError, match=r'a\.jsonl, line 2: "text" must be valid Unicode: .* at character 6$'):
+            read(file)
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:

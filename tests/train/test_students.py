@@ -8,7 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
 
 from foredraft import ForedraftError
 from foredraft.train.muon import orthogonalise
@@ -42,6 +48,26 @@ def test_fewer_layers_are_the_targets_own(toy: Path) -> None:
     assert torch.equal(student.model.embed_tokens.weight, target.model.embed_tokens.weight)
     with pytest.raises(ForedraftError, match="from 1 to the target's 3"):
         with_fewer_layers(target, 0, 0)
+
+
+def test_fewer_layers_keep_what_the_configuration_says_of_each() -> None:
+    """Layers without rotary embeddings (SmolLM3), and layers with and without experts."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"vocab_size": 40, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    smollm3 = SmolLM3ForCausalLM(SmolLM3Config(**sizes, num_hidden_layers=8))
+    student = with_fewer_layers(smollm3, 2, 0)
+    assert [layer.self_attn.use_rope for layer in student.model.layers] == [
+        smollm3.model.layers[index].self_attn.use_rope for index in (0, 7)
+    ]
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}
+    moe = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, num_hidden_layers=4, mlp_only_layers=[3]))
+    student = with_fewer_layers(moe, 2, 0)
+    for ours, theirs in zip(student.model.layers, (moe.model.layers[0], moe.model.layers[3]), strict=True):
+        assert type(ours.mlp) is type(theirs.mlp)
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    alternating = Qwen3MoeConfig(**sizes, **experts, num_hidden_layers=5, decoder_sparse_step=2)
+    with pytest.raises(ForedraftError, match=r"--layers: the target's layers are of several kinds, and model\.layers"):
+        with_fewer_layers(Qwen3MoeForCausalLM(alternating), 3, 0)
 
 
 def test_giving_a_student_its_own_lm_head_does_not_change_it(toy: Path) -> None:

@@ -180,6 +180,16 @@ def test_ctrl_c_saves_and_says_how_to_resume(toy: Path, text: Path, tmp_path: Pa
     assert run_folder.load_trainer(last)["step"] == len(losses(out))
 
 
+def test_a_run_that_was_killed_in_its_beginning_begins_anew(toy: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "checkpoints").mkdir(parents=True)
+    (out / ".partial-training.json").write_text("{")
+    assert distill(toy, text, out).exit_code == 0
+    assert not list(out.glob(".partial-*"))
+    (tmp_path / "b" / "checkpoints" / "mine").mkdir(parents=True)
+    assert_refused(distill(toy, text, tmp_path / "b"), "contains unrelated files")
+
+
 def test_other_arguments_are_refused_by_name(toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert distill(toy, text, out).exit_code == 0

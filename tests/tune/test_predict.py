@@ -117,6 +117,15 @@ def test_a_lookup_costs_the_rows_it_found_not_the_requested_ones() -> None:
     assert speedup == pytest.approx(80 / 130)
 
 
+def test_texts_of_one_token_are_predicted_to_gain_nothing() -> None:
+    """All their tokens come from the step that reads the prompt."""
+    opening = [a_round(0, 1, 0, lambda rows: 1.0, 0.0)]
+    runs = {depth: [a_trial([], openings=opening)] for depth in (1, MOST)}
+    plain = PlainSpeed([a_trial([], openings=opening)])
+    for gamma in range(1, MOST + 1):
+        assert predicted(runs, plain, gamma).speedup.value == 1.0
+
+
 def test_shorter_drafts_take_more_steps_in_easy_text() -> None:
     """All drafts in half of the text are accepted, and none in the other half. What long drafts predict for γ = 1 and γ = 2 is corrected
     by the results of drafts of one token."""

@@ -1,13 +1,62 @@
-"""Directories of reports are created before a measurement, and removed again if it fails before it wrote anything."""
+"""Whose files and folders are used; and directories of reports, which are created before a measurement and removed again if it fails
+before it wrote anything."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foredraft.errors import ForedraftError
-from foredraft.utils.folders import report_directory
+from foredraft.utils.folders import can_write, is_ours, report_directory
+
+
+def owned_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the path itself, and not what it links to, another user's."""
+    real = os.lstat
+
+    def lstat(asked: str | Path, **more: Any) -> os.stat_result:
+        found = real(asked, **more)
+        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:])) if Path(asked) == path else found
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    monkeypatch.setattr(Path, "lstat", lambda self: lstat(self))
+
+
+def test_a_file_is_ours_if_its_folder_is_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "folder" / "file"
+    file.parent.mkdir()
+    assert not is_ours(file)
+    file.write_text("")
+    (tmp_path / "link").symlink_to(file.parent)
+    assert is_ours(file)
+    assert is_ours(tmp_path / "link" / "file")
+    (file.parent / "linked").symlink_to(file)
+    assert not is_ours(file.parent / "linked")
+    assert not is_ours(file.parent)
+    owned_by_another(file.parent, monkeypatch)
+    assert not is_ours(file)
+    assert not can_write(file.parent)
+
+
+def test_a_folder_of_another_user_that_links_to_ours_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "ours")
+    owned_by_another(tmp_path / "link", monkeypatch)
+    assert not is_ours(tmp_path / "link" / "file")
+    assert not can_write(tmp_path / "link")
+
+
+def test_a_folder_that_cannot_be_searched_is_not_used(tmp_path: Path) -> None:
+    """The name is too long for the system. A folder without permission raises OSError too, but not for root."""
+    folder = tmp_path / ("x" * 300)
+    assert not is_ours(folder / "file")
+    assert not can_write(folder)
 
 
 def fail_in(directory: Path, *, file: str | None = None) -> None:

@@ -22,19 +22,22 @@ from foredraft.model.quantized.dense import read_dense
 from foredraft.model.quantized.tensors import UnreadableError
 
 _PATTERNS = (CONFIG, "*.safetensors", "*.bin", "*.pt", "*.index.json")
-_SINGLE = (
+_INDEX = ".index.json"
+_WEIGHTS = (
     "model.safetensors",
     "medusa_lm_head.safetensors",
+    f"model.safetensors{_INDEX}",
     "pytorch_model.bin",
     "medusa_lm_head.pt",
+    f"pytorch_model.bin{_INDEX}",
 )
+"""The files that may hold the weights, or list those that do, the preferred ones first."""
+
 QUANTIZATION = "quantization_config"
 """The key in config.json that says how matrices are quantised."""
 
 _BUFFER = ".rotary_emb.inv_freq"
 """Old files hold the frequencies of rotary embeddings, which follow from the configuration."""
-
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +139,14 @@ def _without_buffers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def weight_files(folder: Path) -> Iterator[Path]:
     """The files of one copy of the weights; safetensors are preferred. Raises ModelError if there are none."""
-    index = next((folder / name for name in _INDEXES if (folder / name).is_file()), None)
-    single = next((folder / name for name in _SINGLE if (folder / name).is_file()), None)
-    if single is not None:
-        yield single
-    elif index is not None:
-        yield from (folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values())))
+    found = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    if found is None:
+        names = ", ".join(name for name in _WEIGHTS if not name.endswith(_INDEX))
+        raise ModelError(f"no weights in this directory; it should hold one of {names}")
+    if not found.name.endswith(_INDEX):
+        yield found
     else:
-        raise ModelError(f"no weights in this directory; it should hold one of {', '.join(_SINGLE)}")
+        yield from (folder / name for name in sorted(set(json.loads(found.read_bytes())["weight_map"].values())))
 
 
 def _read(path: Path) -> dict[str, Tensor]:

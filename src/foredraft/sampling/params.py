@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from foredraft.errors import ForedraftError, shown
 from foredraft.sampling.structured import FIELD, StructuredOutputs
+from foredraft.utils.unicode import check_unicode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,6 +191,8 @@ class SamplingParams:
         if self.verification is not None and (not isinstance(self.verification, str) or not self.verification):
             raise ForedraftError(f"verification must be the name of a rule, not {shown(self.verification)}")
         _check_items("stop", self.stop, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
+        for string in self.stop:
+            check_unicode("stop", string)
         _check_items("bad_words", self.bad_words, lambda s: isinstance(s, str) and bool(s), "non-empty strings")
         _check_items("stop_token_ids", self.stop_token_ids, _is_id, "token ids")
         if self.allowed_token_ids is not None:

@@ -8,6 +8,7 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
+from foredraft.utils.unicode import check_unicode
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -17,7 +18,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_
     """
     if not isinstance(text, str):
         raise ForedraftError(f"prompt must be a string or a list of token ids, not {type(text).__name__}")
-    _check_unicode("prompt", text)
+    check_unicode("prompt", text)
     ids = _ids(tokenizer, text, add_special_tokens=add_special_tokens)
     if not ids:
         raise ForedraftError(
@@ -34,7 +35,7 @@ def bad_words_ids(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> l
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in dict.fromkeys((word, word if word.startswith(" ") else f" {word}")):
-            _check_unicode("bad_words entry", text)
+            check_unicode("bad_words entry", text)
             ids = _ids(tokenizer, text, add_special_tokens=False)
             if not ids:
                 raise ForedraftError(f"bad_words entry {word!r} has no tokens in this vocabulary: leave it out")
@@ -49,15 +50,6 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: b
     except Exception as error:  # the tokenizers library raises nothing more specific
         raise ForedraftError(f"the tokenizer cannot encode this text: {single_line(error)}") from error
     return list(cast("list[int]", encoding["input_ids"]))
-
-
-def _check_unicode(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ForedraftError(
-            f"{name} must be valid Unicode: it contains the lone surrogate {text[error.start]!r} at character {error.start}"
-        ) from None
 
 
 def single_line(error: Exception) -> str:

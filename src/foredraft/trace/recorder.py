@@ -12,13 +12,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic_core import PydanticSerializationError
 from transformers import PreTrainedTokenizerBase
 
 from foredraft import __version__
 from foredraft.engine.sequence import TokenSequence
 from foredraft.engine.stats import SpeculationStats
 from foredraft.engine.step import Step
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, one_line
 from foredraft.llm import LLM
 from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.sampling import SamplingParams
@@ -171,10 +172,10 @@ class Recorder:
         try:
             self._file.write(line.model_dump_json() + "\n")
             self._file.flush()
-        except OSError as error:
+        except (OSError, PydanticSerializationError) as error:
             self._is_broken = True
-            name = getattr(self._file, "name", "file")
-            logger.warning("the trace ends early: %s cannot be written: %s", name, error.strerror)
+            name, reason = getattr(self._file, "name", "file"), getattr(error, "strerror", None) or one_line(error)
+            logger.warning("the trace ends early: %s cannot be written: %s", name, reason)
 
 
 @dataclass(frozen=True, slots=True)

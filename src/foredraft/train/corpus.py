@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from foredraft.errors import ForedraftError
+from foredraft.utils.unicode import check_unicode
 
 BENCHMARKS = ("mbpp", "mt_bench", "mt-bench", "mtbench", "spec_bench", "spec-bench", "humaneval")
 """Files with these names are refused: a draft trained on the prompts of a benchmark cannot be measured on it."""
@@ -88,7 +89,7 @@ def _content(path: Path) -> tuple[bytes, str]:
     except OSError as error:
         raise ForedraftError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        return raw, content.decode()
+        return raw, content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ForedraftError(
             f"{path} is not UTF-8 text: byte {error.start} cannot be decoded; convert it to UTF-8 first"
@@ -120,6 +121,8 @@ def _json_fields(path: Path, text: str, fields: Sequence[str]) -> Iterator[list[
         if len(values) < len(fields):
             wanted = " and a string ".join(f'"{field}"' for field in fields)
             raise ForedraftError(f"{path}, line {number}: must be an object with a string {wanted}")
+        for field, value in zip(fields, values, strict=True):
+            check_unicode(f'{path}, line {number}: "{field}"', value)
         yield values
 
 

@@ -36,7 +36,7 @@ class RunFolder:
         self.out = out
         if out.exists() and not out.is_dir():
             raise ForedraftError(f"{out} is a file: give --out a folder")
-        if out.is_dir() and any(out.iterdir()) and not (out / ARGUMENTS).exists():
+        if out.is_dir() and not (out / ARGUMENTS).exists() and not _is_only_begun(out):
             raise ForedraftError(f"{out} contains unrelated files: give --out a new folder or an empty one")
 
     def begin(self, arguments: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ class RunFolder:
         with writing(self.out):
             (self.out / _FOLDER).mkdir(parents=True, exist_ok=True)
             for partial in [*self.out.glob(f"{_PARTIAL}*"), *(self.out / _FOLDER).glob(f"{_PARTIAL}*")]:
-                shutil.rmtree(partial, ignore_errors=True)
+                _remove(partial)
         if not has_results:
             self.write_text(ARGUMENTS, json.dumps(arguments, indent=1) + "\n")
 
@@ -187,6 +187,23 @@ def _removed_on_failure(partial: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _is_only_begun(folder: Path) -> bool:
+    """Whether there is nothing but what a run that was killed in its beginning leaves."""
+    return all(
+        path.name.startswith(_PARTIAL) or (path.name == _FOLDER and path.is_dir() and not any(path.iterdir()))
+        for path in folder.iterdir()
+    )
+
+
+def _remove(path: Path) -> None:
+    """A file or a folder, if possible."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

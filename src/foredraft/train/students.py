@@ -26,10 +26,13 @@ from foredraft.model.packed import dense_weights
 from foredraft.model.stored import materialize
 from foredraft.vocabulary import check_vocabulary
 
+_BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
+"""Fields of configurations that list something for each layer."""
 
-def load_for_training(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
+
+def load_for_training(name: str) -> PreTrainedModel:
     """Load a checkpoint as transformers does, in float32, without replacing modules. Raises ModelError."""
-    options = LoadOptions(revision=revision, trust_remote_code=trust_remote_code)
+    options = LoadOptions()
     config = load_config(name, options)
     refuse_unsupported(config, name)
     refuse_if_too_big(name, torch.float32, torch.device("cpu"))
@@ -79,7 +82,8 @@ def with_fewer_layers(target: PreTrainedModel, num_layers: int, seed: int) -> Pr
     """The target with only num_layers of its layers, evenly spread from the first to the last (if one: the first). Embeddings,
     final norm and lm_head are the target's.
 
-    Raises ForedraftError for more layers than the target has, or fewer than 1.
+    Raises ForedraftError for more layers than the target has, or fewer than 1, and for a target with layers of several kinds whose
+    configuration cannot describe these alone.
     """
     config = copy.deepcopy(target.config)
     total = int(config.num_hidden_layers)
@@ -87,10 +91,28 @@ def with_fewer_layers(target: PreTrainedModel, num_layers: int, seed: int) -> Pr
         raise ForedraftError(f"--layers must be from 1 to the target's {total}, not {num_layers}")
     layers = spread_layers(total, num_layers)
     config.num_hidden_layers = num_layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in layers]
+    _keep_kinds(config, layers)
     student = _random(config, "the target's configuration", seed)
+    kept = dense_weights(target)
+    for name, weight in student.state_dict().items():
+        source = kept.get(_source_name(name, layers))
+        if source is None or source.shape != weight.shape:
+            raise ForedraftError(
+                f"--layers: the target's layers are of several kinds, and {name} of its layers {layers} would stay random: give "
+                "--architecture or --init"
+            )
     return copy_weights(student, target, layers)
+
+
+def _keep_kinds(config: Any, layers: list[int]) -> None:
+    """Change what a configuration says of single layers to what it says of these, in this order."""
+    for name in _BY_LAYER:
+        if getattr(config, name, None):
+            setattr(config, name, [getattr(config, name)[index] for index in layers])
+    if getattr(config, "mlp_only_layers", None):
+        config.mlp_only_layers = [place for place, index in enumerate(layers) if index in config.mlp_only_layers]
+    if getattr(config, "first_k_dense_replace", None):
+        config.first_k_dense_replace = sum(index < config.first_k_dense_replace for index in layers)
 
 
 def spread_layers(total: int, count: int) -> list[int]:

@@ -84,7 +84,8 @@ class Predictor:
         below = max((d for d in self._runs if d < depth), default=None)
         if below is None or depth == speculative_tokens:
             return 1.0
-        ratio = self._sums(below, below).pace(drawn) / self._sums(depth, below).pace(drawn)
+        before, after = self._sums(below, below).pace(drawn), self._sums(depth, below).pace(drawn)
+        ratio = np.divide(before, after, out=np.ones_like(before), where=after > 0)  # no token follows the prompts
         share = (depth - speculative_tokens) / (depth - below)
         corrections: Floats = 1.0 + share * (ratio - 1.0)
         return corrections

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,17 +22,26 @@ def user_folders() -> list[Path]:
 
 
 def is_ours(file: Path) -> bool:
-    """Whether a file exists and is this user's: files of other users in a shared folder are not used."""
-    return file.is_file() and file.stat().st_uid == os.getuid()
+    """Whether a file exists, and it and its folder are this user's: in a folder of another user, it could be exchanged at any time.
+    False too if the folder must not be searched."""
+    try:
+        return stat.S_ISREG(file.lstat().st_mode) and all(_is_users(path) for path in (file, file.parent))
+    except OSError:
+        return False
 
 
 def can_write(folder: Path) -> bool:
     """Whether this user owns the folder, which is created if necessary, and may write to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.access(folder, os.W_OK) and _is_users(folder)
     except OSError:
         return False
-    return os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid()
+
+
+def _is_users(path: Path) -> bool:
+    """Whether this user owns a path, and the link if it is one."""
+    return path.lstat().st_uid == path.stat().st_uid == os.getuid()
 
 
 def make_directory(directory: Path) -> None:
