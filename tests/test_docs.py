@@ -46,7 +46,7 @@ DRAFTERS: dict[str, Callable[[dict[str, Any], int], Drafter]] = {
 PYTHON_NOT_RUN = {
     "import openai": "needs a running server; tests/server/test_openai_client.py has one",
     'from foredraft import LLM\n\nllm = LLM("meta-llama/': "needs the hub",
-    '"bigram": lambda context': "one line of a table",
+    '"bigram": ("BigramDrafter",),': "lines of two tables",
     'from foredraft import LLM, SamplingParams\n\nllm = LLM("model.gguf"': "needs files that are not part of the repository",
 }
 """Python blocks that are not run, by their beginning, with the reason."""

@@ -76,6 +76,17 @@ def test_greedy_text_is_that_of_generate(
     assert undrafted.tolist() == expected.tolist()
 
 
+def test_inputs_may_be_keyword_arguments(model: PreTrainedModel, draft_model: PreTrainedModel, inputs: Any) -> None:
+    settings: dict[str, Any] = {"draft_model": draft_model, "max_new_tokens": 8, "do_sample": False}
+    expected = foredraft.generate(model, inputs, **settings)
+    assert torch.equal(foredraft.generate(model, **inputs, **settings), expected)
+    assert torch.equal(
+        foredraft.generate(model, inputs["input_ids"], attention_mask=inputs["attention_mask"], **settings), expected
+    )
+    with pytest.raises(ForedraftError, match="there are no inputs"):
+        foredraft.generate(model, **settings)
+
+
 @pytest.mark.parametrize(("tokens", "is_asked"), [("auto", True), (4, False)])
 def test_a_lookup_and_a_draft_model_share_the_drafting_with_auto(
     model: PreTrainedModel,

@@ -53,7 +53,7 @@ _UNSUPPORTED_MODES = ("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens"
 
 def generate(
     model: PreTrainedModel,
-    inputs: Tensor | Mapping[str, Tensor],
+    inputs: Tensor | Mapping[str, Tensor] | None = None,
     *,
     draft_model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -62,7 +62,8 @@ def generate(
 ) -> Tensor:
     """Run `model.generate(...)` with batched speculative decoding. -> ids [B, L + new], as from generate
 
-    inputs: ids [B, L], or the output of a tokenizer; for an encoder-decoder, the encoder's inputs. tokenizer: the model's, needed for
+    inputs: ids [B, L], or the output of a tokenizer, which may also be given as keyword arguments (input_ids, attention_mask); for an
+    encoder-decoder, the encoder's inputs. tokenizer: the model's, needed for
     stop_strings; with assistant_tokenizer (the draft model's), also for a draft model with another vocabulary. settings: any argument
     of generate (max_new_tokens, do_sample, ...), and method, exit_layer, speculative_tokens and seed of custom_generate.
 
@@ -73,11 +74,21 @@ def generate(
             raise ForedraftError(f"{name} is not passed on to custom_generate: {instead}")
     settings |= _stop_strings_as_criteria(model, tokenizer, settings)
     settings |= {"vocabularies": _vocabularies(tokenizer, assistant_tokenizer)}
-    tensors = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
+    tensors = _tensors_of(inputs, settings)
     if model.config.is_encoder_decoder:
         settings["sources"] = _sources_of(tensors)  # generate passes only its own encoder's outputs to custom_generate
     out: Tensor = model.generate(**tensors, custom_generate=custom_generate, draft_model=draft_model, **settings)
     return out
+
+
+def _tensors_of(inputs: Tensor | Mapping[str, Tensor] | None, settings: dict[str, Any]) -> dict[str, Tensor]:
+    """The inputs by name; those given as keyword arguments are taken out of the settings."""
+    named: dict[str, Tensor] = {
+        name: settings.pop(name) for name in ("input_ids", "attention_mask") if name in settings
+    }
+    if inputs is None and named.get("input_ids") is None:
+        raise ForedraftError("there are no inputs: give ids, the output of a tokenizer, or input_ids=")
+    return {**(inputs if isinstance(inputs, Mapping) else {} if inputs is None else {"inputs": inputs}), **named}
 
 
 def _vocabularies(

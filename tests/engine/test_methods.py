@@ -38,6 +38,8 @@ def test_methods_may_be_one_or_several(methods: Any, expected: list[Any]) -> Non
     ("methods", "has_draft_model", "words"),
     [
         ("magic", False, "unknown method 'magic': known methods are "),
+        ("eagle3", True, "unknown method 'eagle3': use \"eagle\""),
+        ("deepseek_mtp", False, "unknown method 'deepseek_mtp': use \"mtp\""),
         ([], False, "at least one drafter"),
         ("ngram+ngram", False, "each only once"),
         ("none+ngram", False, '"none" cannot be combined'),

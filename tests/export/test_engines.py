@@ -185,6 +185,11 @@ def test_models_are_files_that_the_engine_can_read(name: str, tmp_path: Path) ->
         engine.export(wrong)
 
 
+def test_the_plug_in_is_named_where_vllm_cannot_use_auto(tmp_path: Path) -> None:
+    with pytest.raises(ForedraftError, match=r"with --method suffix\+draft_model"):
+        export("vllm", "draft_model", tmp_path, "auto")
+
+
 def test_auto_is_refused_where_a_number_is_needed(tmp_path: Path) -> None:
     for name in ("vllm", "tensorrt-llm", "transformers", "openvino"):
         with pytest.raises(ForedraftError, match="--speculative-tokens 4"):

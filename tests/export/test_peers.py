@@ -13,6 +13,7 @@ from benchmarks.peers.workers.setup import missing, python_of
 from foredraft.export import ENGINES
 from foredraft.model import EMBEDDED
 from tests.export.exporting import TARGET, export, options_of
+from tests.heads.mtp_targets import saved
 from tests.peers import ask
 
 CHECKS = Path(__file__).parent / "vllm_checks.py"
@@ -32,7 +33,8 @@ def test_vllm_and_ray_accept_exports(tmp_path: Path) -> None:
         vllm[method] = options_of(export("vllm", method, tmp_path / method).text)
         (application,) = yaml.safe_load(export("ray", method, tmp_path / method / "ray").text)["applications"]
         (ray[method],) = application["args"]["llm_configs"]
-    answers = ask("vllm", CHECKS, {"model": TARGET, "vllm": vllm, "ray": ray})
+    models = {"mtp": str(saved("glm"))}
+    answers = ask("vllm", CHECKS, {"model": TARGET, "models": models, "vllm": vllm, "ray": ray})
     if any(answer.startswith("no Ray") for answer in answers.values()):
         answers = {name: answer for name, answer in answers.items() if not name.startswith("ray ")}
     assert answers == dict.fromkeys(answers, "")

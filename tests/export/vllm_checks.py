@@ -40,6 +40,7 @@ def ray_said_of(config: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     asked = json.load(sys.stdin)
-    answers = {name: said_of(asked["model"], options) for name, options in asked["vllm"].items()}
+    models = asked.get("models", {})
+    answers = {name: said_of(models.get(name, asked["model"]), options) for name, options in asked["vllm"].items()}
     answers |= {f"ray {name}": ray_said_of(config) for name, config in asked.get("ray", {}).items()}
     print(json.dumps(answers))

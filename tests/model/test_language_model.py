@@ -104,7 +104,8 @@ def test_without_taps_there_are_no_features(model: LanguageModel) -> None:
 @pytest.mark.parametrize("tap", [-2, 3])
 def test_a_nonexistent_tap_is_refused(model: LanguageModel, tap: int) -> None:
     with pytest.raises(
-        ModelError, match=r"toy has 2 layers, but hidden states .* they are numbered from 0 to 2, and -1 stands"
+        ModelError,
+        match=r"toy has 2 layers, but hidden states .* 0 to 1 are the inputs of its layers, 2 is the output of the last",
     ):
         model.new_cache(MemoryPool(1), (1, tap))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foredraft import LLM, SamplingParams
+from foredraft import LLM, ForedraftError, SamplingParams
 from foredraft.drafters import ScriptedDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.proposal import DraftRequest, Proposal
@@ -20,7 +20,7 @@ from foredraft.engine.stats import SpeculationStats
 from foredraft.engine.step import Step
 from foredraft.engine.token_tree import ROOT
 from foredraft.sampling import Row, adjusted, token_probs_of
-from foredraft.trace import Recorder, Trace, read_trace, record, recorder
+from foredraft.trace import Recorder, Trace, read_trace, record, recorder, write_page
 from foredraft.trace.format import Header
 from tests.scripts import continuations_of
 
@@ -289,6 +289,24 @@ def test_every_line_is_json_by_itself(llm: LLM, file: Path) -> None:
     assert lines[0]["target"]["name"] == "embedded target"
     assert lines[-1]["type"] == "close"
     assert {line["type"] for line in lines} == {"trace", "text", "step", "round", "end", "close"}
+
+
+def test_another_file_is_not_replaced(llm: LLM, file: Path) -> None:
+    file.write_bytes(b"weights")
+    with pytest.raises(ForedraftError, match="exists, and was not written"), record(llm, file):
+        pass
+    assert file.read_bytes() == b"weights"
+    file.write_bytes(b"")
+    for _ in range(2):  # a trace may be replaced
+        with record(llm, file):
+            llm.generate(STORY, KINDS["greedy"])
+        assert len(read_trace(file).texts) == 1
+    page = file.with_suffix(".html")
+    page.write_text("notes")
+    with pytest.raises(ForedraftError, match="exists, and was not written"):
+        write_page(read_trace(file), page)
+    page.unlink()
+    assert write_page(read_trace(file), page) == write_page(read_trace(file), page) == page
 
 
 def test_a_line_that_cannot_be_written_ends_the_trace(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from foredraft import LLM, SamplingParams
+from foredraft import LLM, ForedraftError, SamplingParams
 from foredraft.model import EMBEDDED
 from foredraft.train.evaluate import measured_tau
 from foredraft.train.expected import Expectation, expect
@@ -21,6 +21,12 @@ from foredraft.train.text_acceptance import acceptance_on, draft_of
 from foredraft.verify import Case, next_weights, rejection_law
 
 probabilities = st.lists(st.floats(0.0, 1.0), min_size=0, max_size=7)
+
+
+@pytest.mark.parametrize("wrong", [[0.9, 1.4], [-0.1], [math.nan]])
+def test_only_probabilities_are_accepted(wrong: list[float]) -> None:
+    with pytest.raises(ForedraftError, match="probabilities between 0 and 1"):
+        expect(wrong, 3)
 
 
 def rounds_by_enumeration(acceptance: Sequence[float], gamma: int) -> tuple[float, list[float], list[float]]:

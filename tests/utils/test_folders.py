@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foredraft.errors import ForedraftError
-from foredraft.utils.folders import can_write, is_ours, report_directory
+from foredraft.utils.folders import can_write, check_replaceable, is_ours, report_directory
 
 
 def owned_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +57,21 @@ def test_a_folder_that_cannot_be_searched_is_not_used(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 300)
     assert not is_ours(folder / "file")
     assert not can_write(folder)
+
+
+def test_only_empty_files_and_files_with_our_beginning_are_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    check_replaceable(file, b"<!doctype html>")
+    for content in (b"", b"<!doctype html><p>", b"<!DOCTYPE html>"):
+        file.write_bytes(content)
+        check_replaceable(file, b"<!doctype html>")
+    for content in (b"x", b"<!doctype", b"notes <!doctype html>"):
+        file.write_bytes(content)
+        with pytest.raises(
+            ForedraftError, match="file: exists, and was not written by this command: give another file"
+        ):
+            check_replaceable(file, b"<!doctype html>")
+    check_replaceable(Path(os.devnull), b"<!doctype html>")
 
 
 def fail_in(directory: Path, *, file: str | None = None) -> None:

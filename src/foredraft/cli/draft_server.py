@@ -77,7 +77,7 @@ class ListeningOptions:
     ] = None
     ray: Annotated[
         bool,
-        Option("--ray", help="Let Ray place the server, and restart it if it ends (pip install 'foredraft\\[ray]')."),
+        Option("--ray", help="Let Ray place the server, and restart it if it ends (pip install 'foredraft[ray]')."),
     ] = False
     ray_address: Annotated[
         str | None,

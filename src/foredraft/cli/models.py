@@ -162,7 +162,8 @@ class ModelOptions:
         str | None,
         Option(
             "--draft-quantization",
-            help="For the draft model: int8, int4, int4-all or none. Default: as for the target.",
+            help="For the draft model or head: int8, int4, int4-all or none. Default: as for the target; a head in int8 or int4, by "
+            "its size.",
         ),
     ] = None
     device: DeviceOption = "auto"

@@ -1,4 +1,4 @@
-"""Drafters, one per file. A new one needs a new file and one line in REGISTRY."""
+"""Drafters, one per file. A new one needs a new file, and its class in the table of `attributes` and in REGISTRY."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def choose_methods(
         if not isinstance(method, str):
             _check_drafter(method)
         elif method not in REGISTRY:
-            raise ForedraftError(f"unknown method {method!r}: known methods are {', '.join(sorted(REGISTRY))}")
+            raise ForedraftError(f"unknown method {method!r}: {_hint_for(method)}")
     if REMOTE in names and not has_draft_server:
         raise missing_for(REMOTE)
     given = {EARLY_EXIT} if has_exit_layer else set()
@@ -117,6 +117,14 @@ def check_adapt(names: Sequence[str], *, adapt: bool) -> None:
         raise ForedraftError(
             f'adapt is for the method {" and ".join(ADAPTING_METHODS)}, but "{"+".join(names)}" has nothing that adapts'
         )
+
+
+def _hint_for(method: str) -> str:
+    if method.removeprefix("eagle") in ("1", "2", "3"):
+        return 'use "eagle", which reads heads of EAGLE-1, 2 and 3'
+    if method.endswith("_mtp"):
+        return 'use "mtp", which reads the MTP layers of any checkpoint'
+    return f"known methods are {', '.join(sorted(REGISTRY))}, and objects with propose and forget"
 
 
 def _check_drafter(method: Drafter) -> None:

@@ -66,7 +66,12 @@ _SERVED = (PER_SERVER, REFUSED, FORCED)
 
 
 def draft_model(choice: Choice) -> Translation:
-    """Raises ForedraftError for vocabularies of different sizes, which vLLM refuses."""
+    """Raises ForedraftError for vocabularies of different sizes, which vLLM refuses, and for "auto"."""
+    if choice.is_auto:
+        raise ForedraftError(
+            f"{TITLE} drafts a fixed number of tokens with a draft model and cannot use auto: the nearest alternatives are a number "
+            "that foredraft tune finds, such as --speculative-tokens 4, and the plug-in, with --method suffix+draft_model"
+        )
     sizes = choice.vocab_sizes
     if sizes is not None and sizes[0] != sizes[1]:
         raise ForedraftError(

@@ -232,7 +232,8 @@ class LanguageModel:
         if any(not FINAL_NORM <= tap <= config.num_hidden_layers for tap in taps):
             raise ModelError(
                 f"{self.traits.name} has {config.num_hidden_layers} layers, but hidden states {list(taps)} were requested: "
-                f"they are numbered from 0 to {config.num_hidden_layers}, and {FINAL_NORM} stands for what its lm_head reads"
+                f"0 to {config.num_hidden_layers - 1} are the inputs of its layers, {config.num_hidden_layers} is the output of the last, "
+                f"and {FINAL_NORM} is what its lm_head reads"
             )
         return KVCache(
             pool,

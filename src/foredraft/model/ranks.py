@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from foredraft.errors import ModelError, one_line
 
-_STARTED = "torchrun --nproc-per-node 2 -m foredraft generate ... --tp-plan auto"
+_STARTED = "torchrun --nproc-per-node 2 -m foredraft COMMAND ... --tp-plan auto"
 
 _PASS_TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others during a pass, or while they load."""

@@ -14,6 +14,8 @@ from foredraft.engine.stats import SpeculationStats
 from foredraft.engine.token_tree import depths_of
 
 VERSION = 1
+BEGINNING = b'{"type":"trace"'
+"""How a trace file begins."""
 
 Verdict = Literal["accepted", "rejected", "unused"]
 Count = Annotated[int, Field(ge=0)]

@@ -23,8 +23,9 @@ from foredraft.errors import ForedraftError, one_line
 from foredraft.llm import LLM
 from foredraft.model import EMBEDDED, LanguageModel
 from foredraft.sampling import SamplingParams
-from foredraft.trace.format import Counts, EndLine, Footer, Header, Line, ModelInfo, TextLine
+from foredraft.trace.format import BEGINNING, Counts, EndLine, Footer, Header, Line, ModelInfo, TextLine
 from foredraft.trace.round_lines import TokenDecoder, round_line, step_line
+from foredraft.utils.folders import check_replaceable
 
 logger = logging.getLogger("foredraft")
 
@@ -33,11 +34,12 @@ _OMITTED_PARAMS = {"logits_processors", "n"}
 
 @contextmanager
 def record(llm: LLM, path: str | PathLike[str]) -> Generator[Recorder]:
-    """Record everything that `llm` generates inside the block. An existing file is replaced. If a write fails (a full disk), a warning
+    """Record everything that `llm` generates inside the block. An existing trace is replaced. If a write fails (a full disk), a warning
     is logged and the recording ends there; generation continues.
 
-    Raises ForedraftError if the file cannot be opened.
+    Raises ForedraftError if the file cannot be opened, and if it exists and is not a trace.
     """
+    check_replaceable(Path(path), BEGINNING)
     try:
         file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # closed by the with below
     except OSError as error:

@@ -16,6 +16,7 @@ from foredraft.trace.assets import asset, page_template
 from foredraft.trace.charts import alpha_chart, histogram_chart
 from foredraft.trace.format import TextTrace, Trace
 from foredraft.trace.three_js import three_js
+from foredraft.utils.folders import check_replaceable
 
 _SCRIPTS = (  # in the order of their dependencies
     "data.js", "token.js", "tip.js", "text.js", "timeline.js", "replay.js", "rounds.js", "table.js", "player.js", "main.js",
@@ -23,8 +24,9 @@ _SCRIPTS = (  # in the order of their dependencies
 
 
 def write_page(trace: Trace, path: str | PathLike[str]) -> Path:
-    """Write the page and return its path. Raises ForedraftError if it cannot be written."""
+    """Write the page and return its path. Raises ForedraftError if it cannot be written, and if the file exists and is not a page."""
     page, path = page_of(trace), Path(path)
+    check_replaceable(path, b"<!doctype html>")
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from foredraft.errors import ForedraftError
+
+_ROUNDING = 1e-6
 Floats = NDArray[np.float64]
 
 
@@ -55,8 +58,11 @@ class Expectation:
 def expect(acceptance: Sequence[float] | Floats, gamma: int, num_undrafted: int = 0) -> Expectation:
     """acceptance: [N], the probability of each token of a text, in order; or [places, N] if it depends on the token's position in
     its draft. gamma: draft tokens of a round; at the end of the text there are fewer, because the last token is always the target's
-    own. num_undrafted: rounds that begin at one of this many first tokens have no draft."""
+    own. num_undrafted: rounds that begin at one of this many first tokens have no draft. Raises ForedraftError for a probability outside
+    0 to 1."""
     rates = np.atleast_2d(np.asarray(acceptance, dtype=np.float64))
+    if not ((rates >= 0) & (rates <= 1 + _ROUNDING)).all():
+        raise ForedraftError("acceptance must hold probabilities between 0 and 1")
     num_tokens = rates.shape[1]
     rates = rates[:gamma] if len(rates) > 1 else np.broadcast_to(rates, (gamma, num_tokens))
     starts = np.zeros(num_tokens + 1)  # the probability that a round begins at a position

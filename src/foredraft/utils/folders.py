@@ -44,6 +44,22 @@ def _is_users(path: Path) -> bool:
     return path.lstat().st_uid == path.stat().st_uid == os.getuid()
 
 
+def check_replaceable(file: Path, beginning: bytes) -> None:
+    """Raises ForedraftError for an existing file that does not begin like those that are written here, so that a wrong name replaces
+    nothing. Empty files and devices may be written to."""
+    try:
+        if not file.is_file():
+            return
+        with file.open("rb") as stream:
+            found = stream.read(len(beginning))
+    except OSError:  # whoever writes to it says why
+        return
+    if found and found.lower() != beginning:
+        raise ForedraftError(
+            f"{file}: exists, and was not written by this command: give another file, or remove it first"
+        )
+
+
 def make_directory(directory: Path) -> None:
     """Create the directory of a report. Raises ForedraftError if that fails. Call this before a long measurement."""
     try:

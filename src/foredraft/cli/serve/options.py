@@ -134,9 +134,7 @@ class ReplicaOptions:
 
     replicas: Annotated[
         int | None,
-        Option(
-            min=1, help="Number of engines, each in its own process, on Ray Serve (pip install 'foredraft\\[ray]')."
-        ),
+        Option(min=1, help="Number of engines, each in its own process, on Ray Serve (pip install 'foredraft[ray]')."),
     ] = None
     max_replicas: Annotated[
         int | None, Option("--max-replicas", min=1, help="The most engines to start under load. Default: --replicas.")
