@@ -79,16 +79,16 @@ class Figures:
         return self.stats.tokens_per_pass
 
 
-def num_repeated(ids: Sequence[int], length: int = _REPEAT) -> int:
-    """The number of tokens inside a `length`-gram that occurs more than once in the text."""
-    grams = [tuple(ids[start : start + length]) for start in range(len(ids) - length + 1)]
+def num_repeated(ids: Sequence[int]) -> int:
+    """The number of tokens inside an n-gram of _REPEAT tokens that occurs more than once in the text."""
+    grams = [tuple(ids[start : start + _REPEAT]) for start in range(len(ids) - _REPEAT + 1)]
     counts = Counter(grams)
-    return len({start + i for start, gram in enumerate(grams) if counts[gram] > 1 for i in range(length)})
+    return len({start + i for start, gram in enumerate(grams) if counts[gram] > 1 for i in range(_REPEAT)})
 
 
-def repeated_share(ids: Sequence[int], length: int = _REPEAT) -> float:
+def repeated_share(ids: Sequence[int]) -> float:
     """The share of tokens that num_repeated counts. A looping text flatters every drafter."""
-    return num_repeated(ids, length) / len(ids) if ids else 0.0
+    return num_repeated(ids) / len(ids) if ids else 0.0
 
 
 def expected_length(alpha: float, speculative_tokens: int) -> float:

@@ -27,6 +27,7 @@ NOT_EXPORTED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Methods that are exported to no engine: the reason, and the nearest method that can be exported."""
+NO_COPY = "it does not make a quantized copy of the target; the nearest alternative is"
 NO_MTP = "MTP layers are not exported to it yet; the nearest alternative is"
 WITHOUT_HEADS: Mapping[str, str] = MappingProxyType(
     {

@@ -8,7 +8,7 @@ from typing import Any
 
 from foredraft.export.choice import Choice
 from foredraft.export.differences import CONVERTED, FIXED, GREEDY_DRAFTS, PER_SERVER
-from foredraft.export.engine import WITHOUT_HEADS, Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import NO_COPY, WITHOUT_HEADS, Engine, Translate, Translation, num_tokens
 from foredraft.export.render import as_command
 
 TITLE, VERSION = "llama.cpp", "b11549"
@@ -46,7 +46,7 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 
 METHODS: Mapping[str, Translate] = MappingProxyType({"draft_model": draft_model, "ngram": ngram})
 _HEAD = "it loads heads as GGUF files, which its own converter writes; the nearest alternative is --method draft_model"
-_COPY = "it does not make a quantized copy of the target; the nearest alternative is a smaller GGUF file of it as --draft-model, with --method draft_model"
+_COPY = f"{NO_COPY} a smaller GGUF file of it as --draft-model, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **WITHOUT_HEADS,

@@ -10,7 +10,7 @@ from typing import Any
 
 from foredraft.export.choice import Choice
 from foredraft.export.differences import CONVERTED, FIXED, GREEDY_DRAFTS
-from foredraft.export.engine import WITHOUT_HEADS, Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import NO_COPY, WITHOUT_HEADS, Engine, Translate, Translation, num_tokens
 from foredraft.export.render import Code, as_call
 
 TITLE, VERSION = "OpenVINO GenAI", "2026.4"
@@ -77,7 +77,7 @@ def _conversion(name: str, folder: str) -> tuple[str, ...]:
 
 METHODS: Mapping[str, Translate] = MappingProxyType({"draft_model": draft_model, "ngram": ngram})
 _HEAD = "heads trained here are not converted to its format; the nearest alternative is --method draft_model"
-_COPY = "it does not make a quantized copy of the target; the nearest alternative is an int8 conversion of it as --draft-model, with --method draft_model"
+_COPY = f"{NO_COPY} an int8 conversion of it as --draft-model, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **WITHOUT_HEADS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED, GREEDY_DRAFTS, PER_SERVER
-from foredraft.export.engine import NO_MTP, NOT_EXPORTED, Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import NO_COPY, NO_MTP, NOT_EXPORTED, Engine, Translate, Translation, num_tokens
 from foredraft.export.heads import EAGLE_KINDS, HeadForm, check_safeailab, eagle_kind, save_safeailab
 from foredraft.export.render import as_command
 
@@ -71,7 +71,7 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 
 
 METHODS: Mapping[str, Translate] = MappingProxyType({"draft_model": draft_model, "eagle": eagle, "ngram": ngram})
-_COPY = "it does not make a quantized copy of the target; the nearest alternative is a quantized checkpoint of it, with --method draft_model"
+_COPY = f"{NO_COPY} a quantized checkpoint of it, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,

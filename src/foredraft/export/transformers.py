@@ -9,7 +9,7 @@ from typing import Any
 from foredraft.errors import ForedraftError
 from foredraft.export.choice import Choice
 from foredraft.export.differences import FIXED
-from foredraft.export.engine import NOT_EXPORTED, Engine, Translate, Translation, num_tokens
+from foredraft.export.engine import NO_COPY, NOT_EXPORTED, Engine, Translate, Translation, num_tokens
 from foredraft.export.render import Code, as_call
 
 TITLE, VERSION = "transformers", "5.23"
@@ -80,7 +80,7 @@ def render(choice: Choice, fields: Mapping[str, Any]) -> str:
 METHODS: Mapping[str, Translate] = MappingProxyType(
     {"draft_model": draft_model, "ngram": ngram, "early_exit": early_exit, "mtp": mtp}
 )
-_COPY = "it does not make a quantized copy of the target; the nearest alternative is a quantized checkpoint of it, with --method draft_model"
+_COPY = f"{NO_COPY} a quantized checkpoint of it, with --method draft_model"
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         **NOT_EXPORTED,

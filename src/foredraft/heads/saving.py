@@ -44,13 +44,12 @@ def save_eagle3(
     verifier: str,
     architectures: Sequence[str],
     dtype: torch.dtype = torch.bfloat16,
-    speculative_tokens: int = 5,
     without: Sequence[str] = (),
 ) -> None:
     """Save EAGLE-3 in the format of `speculators`.
 
-    verifier, architectures: the target's name and its class names. speculative_tokens: how many tokens other engines draft by default.
-    without: tensors to leave out, such as an lm_head whose rows are the target's.
+    verifier, architectures: the target's name and its class names. without: tensors to leave out, such as an lm_head whose rows are the
+    target's.
 
     Raises ValueError for a head that the format cannot hold.
     """
@@ -58,7 +57,7 @@ def save_eagle3(
     check_eagle3(config)
     weights = {name: weight for name, weight in head.state_dict().items() if name not in without}
     tensors = _stored(weights, dtype) | _tables(config)
-    _write(folder, tensors, _fields(config, verifier, architectures, dtype, speculative_tokens))
+    _write(folder, tensors, _fields(config, verifier, architectures, dtype))
 
 
 def check_safeailab_eagle3(config: EagleConfig) -> None:
@@ -121,7 +120,7 @@ def save_eagle1(
         "aux_hidden_state_layer_ids": list(config.taps),
         "tie_word_embeddings": False,
         "transformer_layer_config": config.layer.to_dict(),
-        "speculators_config": _speculators_config(projected_eagle1.KIND, verifier, architectures, 5),
+        "speculators_config": _speculators_config(projected_eagle1.KIND, verifier, architectures),
     }
     _write(folder, _stored(head.state_dict(), dtype), fields)
 
@@ -183,7 +182,7 @@ def save_exit(
         "hidden_act": "silu",
         "norm_bias": "norm.bias" in tensors,
         "target_hidden_size": tensors["norm.weight"].shape[0],
-        "speculators_config": _speculators_config(early_exit.KIND, verifier, architectures, 5),
+        "speculators_config": _speculators_config(early_exit.KIND, verifier, architectures),
     }
     _write(folder, tensors, fields)
 
@@ -231,9 +230,7 @@ def _tables(config: EagleConfig | DFlashConfig) -> dict[str, Tensor]:
     return {"d2t": config.target_ids - torch.arange(len(config.target_ids)), "t2d": marks}
 
 
-def _fields(
-    config: EagleConfig, verifier: str, architectures: Sequence[str], dtype: torch.dtype, speculative_tokens: int
-) -> dict[str, Any]:
+def _fields(config: EagleConfig, verifier: str, architectures: Sequence[str], dtype: torch.dtype) -> dict[str, Any]:
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -249,13 +246,14 @@ def _fields(
         "embed_requires_grad": config.owns_embeddings,
         "tie_word_embeddings": False,
         "transformer_layer_config": config.layer.to_dict(),
-        "speculators_config": _speculators_config("eagle3", verifier, architectures, speculative_tokens),
+        "speculators_config": _speculators_config("eagle3", verifier, architectures),
     }
 
 
 def _speculators_config(
-    algorithm: str, verifier: str, architectures: Sequence[str], speculative_tokens: int
+    algorithm: str, verifier: str, architectures: Sequence[str], speculative_tokens: int = 5
 ) -> dict[str, Any]:
+    """speculative_tokens: how many other engines draft by default."""
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": speculative_tokens,

@@ -78,7 +78,7 @@ class StoredCosts:
                 for name, kind, form, points in fields["drafts"]
             },
             {str(name): not_negative(value, "a time") for name, value in dict(fields["reading"]).items()},
-            {kinds[kind]: not_negative(value, "a time") for kind, value in dict(fields["tree_factors"]).items()},
+            {kinds[kind]: not_negative(value, "a ratio") for kind, value in dict(fields["tree_factors"]).items()},
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from foredraft.train.unrolled_drafts import TargetStates
 
 @dataclass(frozen=True, slots=True)
 class BlockDrafts:
-    """states: of the target, for the head's taps. target_logits: for the ids that the head can draft. anchor_every: tokens of a text per draft. decay: the weight of a draft position relative to the one before."""
+    """states: of the target, for the head's taps. target_logits: for the ids that the head can draft. anchor_every: tokens of a text per
+    draft. decay: the weight of a draft position relative to the one before."""
 
     states: TargetStates
     target_logits: TargetLogits

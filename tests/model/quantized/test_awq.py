@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from foredraft.kernels import dequantized, read_all
 from foredraft.model.quantized.awq import Awq
 from foredraft.model.quantized.tensors import UnreadableError
 from tests.model.quantized.conftest import MakeLayer, weight_of
@@ -28,9 +30,13 @@ def test_unsupported_settings_are_named(changes: dict[str, Any], reason: str) ->
         Awq({**SETTINGS, **changes})
 
 
-def test_the_version_is_named_in_any_case() -> None:
-    Awq({**SETTINGS, "version": "GEMM"})
-    Awq({"bits": 4})
+def test_the_version_is_named_in_any_case(layer: MakeLayer) -> None:
+    parts, _ = awq().pack(weight_of())
+    expected, *others = (
+        Awq({**SETTINGS, "version": version}).matrix(layer(parts), (48, 64)) for version in ("gemm", "GEMM", "Gemm")
+    )
+    weight = dequantized(read_all(expected.source))
+    assert all(torch.equal(dequantized(read_all(other.source)), weight) for other in others)
 
 
 @pytest.mark.parametrize("part", ["qweight", "qzeros", "scales"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from foredraft.heads.config import HeadCheckpoint, TargetShape
@@ -35,4 +36,4 @@ def renamed(files: HeadFiles, *prefixes: tuple[str, str]) -> HeadFiles:
     for name, tensor in files.tensors.items():
         old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
         tensors[new + name.removeprefix(old)] = tensor
-    return HeadFiles(files.name, files.config, tensors)
+    return replace(files, tensors=tensors)

@@ -39,9 +39,9 @@ class Decoded(NamedTuple):
     offsets: Floats | None = None
 
 
-def _float16(blocks: Bytes, first: int, count: int = 1) -> Floats:
-    """[n, b, count]"""
-    field = np.ascontiguousarray(blocks[..., first : first + 2 * count])
+def _float16(blocks: Bytes, first: int) -> Floats:
+    """The number at this byte of each block: [n, b, 1]"""
+    field = np.ascontiguousarray(blocks[..., first : first + 2])
     return field.view("<f2").astype(np.float32)
 
 
