@@ -7,8 +7,10 @@ import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -18,7 +20,7 @@ from foredraft import LLM
 from foredraft.errors import ForedraftError
 from foredraft.server import RequestLimits, ServerSettings
 from foredraft.server.http_server import listen, make_server
-from foredraft.server.replicas.cluster import ClusterSettings, ReplicaLost
+from foredraft.server.replicas.cluster import ClusterSettings, ReplicaLost, Replicas
 from foredraft.server.replicas.forwarded_request import ForwardedRequest
 from foredraft.server.replicas.front import ATTEMPTS, create_front
 from foredraft.server.replicas.replica_worker import ReplicaReport, Worker
@@ -163,6 +165,30 @@ def test_a_connection_to_the_front_has_the_limits_of_any_other() -> None:
         server.end()
         thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_full_queue_is_answered_429() -> None:
+    pytest.importorskip("ray")
+    from ray.serve._private.common import RequestMetadata
+    from ray.serve.exceptions import BackPressureError
+    from ray.serve.handle import DeploymentResponseGenerator
+
+    def remote(_: ForwardedRequest) -> DeploymentResponseGenerator[Any]:
+        """What Serve returns when its queue is full."""
+        failed: Future[Any] = Future()
+        failed.set_exception(BackPressureError(num_queued_requests=1, max_queued_requests=1))
+        return DeploymentResponseGenerator(failed, RequestMetadata("request", "internal"))
+
+    async def main() -> None:
+        handle = SimpleNamespace(answer=SimpleNamespace(remote=remote))
+        handle.options = lambda stream: handle
+        transport = httpx2.ASGITransport(create_front(SETTINGS, Replicas(handle)))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answer = await client.post("/v1/completions", json=BODY)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+            assert answer.headers["retry-after"] == "1"
+
+    asyncio.run(main())
 
 
 def test_requests_to_replicas_that_do_not_answer_time_out(llm: LLM) -> None:

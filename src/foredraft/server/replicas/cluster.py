@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,7 +90,8 @@ class Replicas:
             message = "too many requests are waiting for a replica: try again later"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"}) from None
         finally:
-            response.cancel()
+            with suppress(RayActorError, BackPressureError):  # cancel() raises again what ended the request
+                response.cancel()
 
     async def reports(self) -> list[ReplicaReport]:
         """Reports of the replicas that answer in time. This call may be the first to notice that a replica has ended."""
