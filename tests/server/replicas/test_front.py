@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -93,6 +94,22 @@ def test_answers_are_those_of_the_replica(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_is_logged_with_the_fields_of_the_replica(
+    llm: LLM, is_stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(client: httpx2.AsyncClient, _: Local) -> None:
+        await client.post("/v1/completions", json={**BODY, "stream": is_stream, "user": "somebody"})
+
+    caplog.set_level(logging.INFO, "foredraft.server")
+    run(llm, use)
+    _, fields = [
+        vars(record)["fields"] for record in caplog.records if record.message == "request"
+    ]  # the replica's is first
+    assert (fields["completion_tokens"], fields["user"]) == (12, "somebody")
+    assert "ended" not in fields
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
 def test_requests_without_output_are_retried_on_another_replica(llm: LLM, is_stream: bool) -> None:
     async def use(client: httpx2.AsyncClient, local: Local) -> None:
         answer = await client.post("/v1/completions", json={**BODY, "stream": is_stream})
@@ -115,6 +132,16 @@ def test_a_stream_that_has_begun_ends_with_an_error_if_its_replica_ends(llm: LLM
         assert "[DONE]" not in answer.text
         assert text_of(answer.text)
         assert len(local.asked) == 1
+
+    run(llm, use, 2)
+
+
+def test_a_replica_that_ends_after_its_response_is_not_missed(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, local: Local) -> None:
+        answer = await client.post("/v1/completions", json=BODY)
+        assert answer.status_code == 200
+        assert answer.json()["choices"]
+        assert "foredraft:replica_lost_requests_total{" not in (await client.get("/metrics")).text
 
     run(llm, use, 2)
 

@@ -105,6 +105,10 @@ class Front:
         self._relaying[work] = request
         try:
             await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
+            if (
+                exchange.is_complete
+            ):  # a complete response counts as a disconnection, but its fields to log are still to come
+                await asyncio.wait((work,))
         finally:
             del self._relaying[work]
             is_done = work.done()
@@ -145,6 +149,8 @@ class Front:
             except TimeoutError:
                 raise ApiError(408, f"the request took more than {limit:g} seconds", code="timeout") from None
             except ReplicaLost:
+                if exchange.is_complete:
+                    return
                 self._note_loss("broken" if exchange.has_started else "failed" if is_last else "retried")
                 if exchange.has_started or is_last:
                     raise _lost() from None
@@ -163,7 +169,7 @@ class Front:
 
 
 class _ProxiedResponse:
-    """A response that is passed on to the client."""
+    """A response that is passed on to the client. is_complete: whether its last part has been sent."""
 
     def __init__(self, log_fields: dict[str, Any], send: Send) -> None:
         self._log_fields = log_fields
@@ -171,6 +177,7 @@ class _ProxiedResponse:
         self._start: Message | None = None
         self._is_stream = False
         self.has_started = False
+        self.is_complete = False
 
     async def forward(self, messages: Sequence[Message]) -> None:
         """Pass on ASGI messages. Nothing is sent before the first part of the body, so until then another replica can be tried."""
@@ -179,24 +186,30 @@ class _ProxiedResponse:
                 self._start = _without_id(message)
             elif message["type"] == "http.response.body":
                 await self._start_response()
-                await self._send(message)
+                await self._send_body(message)
             elif message["type"] == LOG_FIELDS:
                 self._log_fields.update(message["fields"])
 
     async def fail(self, error: Exception) -> None:
         """Raise the error if the response has not started; otherwise send it as the last event of a stream. A response that is not a
-        stream is cut off, which the client notices by its length or its missing last chunk."""
+        stream is cut off, which the client notices by its length or its missing last chunk. Nothing follows a complete response."""
+        if self.is_complete:
+            return
         api_error = error if isinstance(error, ApiError) else internal_error()
         self._log_fields["error"] = api_error.code or api_error.status_code
         if not (self.has_started and self._is_stream):
             raise error
-        await self._send({"type": "http.response.body", "body": error_event(api_error), "more_body": False})
+        await self._send_body({"type": "http.response.body", "body": error_event(api_error), "more_body": False})
 
     async def end(self) -> None:
         """End the response without an error."""
         await self._start_response()
-        if self.has_started:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if self.has_started and not self.is_complete:
+            await self._send_body({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_body(self, message: Message) -> None:
+        self.is_complete = not message.get("more_body", False)
+        await self._send(message)
 
     async def _start_response(self) -> None:
         if self._start is not None:
