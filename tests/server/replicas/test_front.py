@@ -25,6 +25,7 @@ from foredraft.server.replicas.cluster import ClusterSettings, ReplicaLost, Repl
 from foredraft.server.replicas.forwarded_request import ForwardedRequest
 from foredraft.server.replicas.front import ATTEMPTS, create_front
 from foredraft.server.replicas.replica_worker import ReplicaReport, Worker
+from tests.server.conftest import TEMPLATE
 
 SETTINGS = ServerSettings(model_names=("pair",))
 BODY = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
@@ -60,7 +61,7 @@ def run(
 ) -> None:
     async def main() -> None:
         worker = Worker.__new__(Worker)
-        await worker.__init__(lambda: "one", SETTINGS, lambda: llm)  # type: ignore[misc]
+        await worker.__init__(lambda: "one", replace(settings, api_key=None), lambda: llm)  # type: ignore[misc]
         local = Local(worker, *lost_after)
         transport = httpx2.ASGITransport(create_front(settings, local))  # type: ignore[arg-type]
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -134,6 +135,23 @@ def test_a_stream_that_has_begun_ends_with_an_error_if_its_replica_ends(llm: LLM
         assert len(local.asked) == 1
 
     run(llm, use, 2)
+
+
+def test_a_stream_of_responses_has_the_events_of_its_route_if_its_replica_ends(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, _: Local) -> None:
+        answer = await client.post("/v1/responses", json={"input": "Hello", "stream": True})
+        lines = answer.text.splitlines()
+        names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        assert [event["type"] for event in events] == names
+        assert names[:2] == ["response.created", "response.in_progress"]
+        assert names[-2:] == ["error", "response.failed"]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        created, failed = events[0]["response"], events[-1]["response"]
+        assert events[-2]["code"] == failed["error"]["code"] == "replica_lost"
+        assert failed == {**created, "status": "failed", "error": failed["error"]}
+
+    run(llm, use, 3, settings=replace(SETTINGS, chat_template=TEMPLATE))
 
 
 def test_a_replica_that_ends_after_its_response_is_not_missed(llm: LLM) -> None:

@@ -15,12 +15,13 @@ from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from foredraft.llm import LLM
-from foredraft.server.api_errors import ApiError, add_error_handlers, error_event, internal_error
+from foredraft.server.api_errors import ApiError, add_error_handlers, internal_error
 from foredraft.server.app import create_app, make_middleware
 from foredraft.server.disconnect import wait_for_disconnect
 from foredraft.server.replicas.cluster import ReplicaLost, Replicas
 from foredraft.server.replicas.forwarded_request import ForwardedRequest
 from foredraft.server.replicas.merged_metrics import FrontMetrics
+from foredraft.server.replicas.sent_events import SentEvents
 from foredraft.server.request_log import LOG_FIELDS, log_event
 from foredraft.server.server_settings import ServerSettings
 
@@ -176,6 +177,7 @@ class _ProxiedResponse:
         self._send = send
         self._start: Message | None = None
         self._is_stream = False
+        self._sent_events = SentEvents()
         self.has_started = False
         self.is_complete = False
 
@@ -191,15 +193,16 @@ class _ProxiedResponse:
                 self._log_fields.update(message["fields"])
 
     async def fail(self, error: Exception) -> None:
-        """Raise the error if the response has not started; otherwise send it as the last event of a stream. A response that is not a
-        stream is cut off, which the client notices by its length or its missing last chunk. Nothing follows a complete response."""
+        """Raise the error if the response has not started; otherwise end a stream with it. A response that is not a stream is cut
+        off, which the client notices by its length or its missing last chunk. Nothing follows a complete response."""
         if self.is_complete:
             return
         api_error = error if isinstance(error, ApiError) else internal_error()
         self._log_fields["error"] = api_error.code or api_error.status_code
         if not (self.has_started and self._is_stream):
             raise error
-        await self._send_body({"type": "http.response.body", "body": error_event(api_error), "more_body": False})
+        events = self._sent_events.failure(api_error)
+        await self._send_body({"type": "http.response.body", "body": events, "more_body": False})
 
     async def end(self) -> None:
         """End the response without an error."""
@@ -209,6 +212,8 @@ class _ProxiedResponse:
 
     async def _send_body(self, message: Message) -> None:
         self.is_complete = not message.get("more_body", False)
+        if self._is_stream:
+            self._sent_events.add(message.get("body", b""))
         await self._send(message)
 
     async def _start_response(self) -> None:

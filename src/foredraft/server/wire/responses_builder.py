@@ -19,11 +19,11 @@ from foredraft.server.wire.responses_response import (
     OutputItem,
     OutputMessage,
     OutputText,
-    ResponseError,
     ResponseEvent,
     ResponsesResponse,
     ResponseUsage,
     Status,
+    failure_events,
 )
 from foredraft.server.wire.tool_calls import ToolCallReader
 from foredraft.server.wire.tool_use import new_call_id
@@ -61,16 +61,11 @@ class ResponsesBuilder(ResponseBuilder):
         return [self._event(f"response.{response.status}", response=response)]
 
     def error_chunks(self, error: ErrorDetail) -> list[ResponseModel]:
-        code, message = error.code or error.type, error.message
-        response = self._response("failed").model_copy(update={"error": ResponseError(code=code, message=message)})
-        return [
-            self._event("error", code=code, message=message, param=error.param),
-            self._event("response.failed", response=response),
-        ]
+        return [*failure_events(self._response("in_progress"), error, self._num_events)]
 
     def encode_event(self, chunk: ResponseModel) -> bytes:
         assert isinstance(chunk, ResponseEvent)
-        return f"event: {chunk.type}\n".encode() + super().encode_event(chunk)
+        return chunk.encode()
 
     def response(self, outputs: Sequence[RequestOutput]) -> ResponseModel:
         ((text,),) = (output.outputs for output in outputs)

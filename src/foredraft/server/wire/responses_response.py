@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from foredraft.server.wire.error_body import ErrorDetail
 from foredraft.server.wire.models import ResponseModel, omit_if_none
 from foredraft.server.wire.usage import PromptTokensDetails
 
@@ -114,3 +115,19 @@ class ResponseEvent(ResponseModel):
     code: str | None = omit_if_none()
     message: str | None = omit_if_none()
     param: str | None = omit_if_none()
+
+    def encode(self) -> bytes:
+        """The event as a server-sent one."""
+        return f"event: {self.type}\ndata: {self.model_dump_json()}\n\n".encode()
+
+
+def failure_events(response: ResponsesResponse, error: ErrorDetail, num_events: int) -> list[ResponseEvent]:
+    """The last events of a stream that failed. response: as far as it got. num_events: those before."""
+    code, message = error.code or error.type, error.message
+    failure = {"status": "failed", "error": ResponseError(code=code, message=message)}
+    return [
+        ResponseEvent(type="error", sequence_number=num_events, code=code, message=message, param=error.param),
+        ResponseEvent(
+            type="response.failed", sequence_number=num_events + 1, response=response.model_copy(update=failure)
+        ),
+    ]
