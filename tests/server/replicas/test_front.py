@@ -173,6 +173,28 @@ def test_a_request_that_ends_every_replica_is_retried_only_a_few_times(llm: LLM)
     run(llm, use, 0, 0, 0)
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+def test_health_checks_are_counted_by_route_and_logged_at_debug_level(
+    llm: LLM, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(client: httpx2.AsyncClient, _: Local) -> None:
+        assert (await client.get(path)).status_code == 200
+        metrics = (await client.get("/metrics")).text
+        assert f'foredraft:http_requests_total{{replica="front",route="{path}",status="200"}} 1.0' in metrics
+
+    caplog.set_level(logging.DEBUG, "foredraft.server")
+    run(llm, use)
+    assert {record.levelname for record in caplog.records if record.message == "request"} == {"DEBUG"}
+
+
+def test_health_checks_may_be_head_requests(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, _: Local) -> None:
+        statuses = [(await client.head(path)).status_code for path in ("/health", "/ready", "/metrics", "/version")]
+        assert statuses == [200, 200, 200, 200]
+
+    run(llm, use)
+
+
 def test_the_key_and_the_limits_are_checked_in_front(llm: LLM) -> None:
     settings = ServerSettings(model_names=("pair",), api_key="secret", limits=RequestLimits(max_body_bytes=200))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
@@ -42,9 +43,9 @@ def create_front(settings: ServerSettings, replicas: Replicas) -> FastAPI:
         openapi_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
         routes=[
-            Route("/health", front.health),
-            Route("/ready", front.ready),
-            Route("/metrics", front.all_metrics),
+            APIRoute("/health", front.health, methods=["GET", "HEAD"]),
+            APIRoute("/ready", front.ready, methods=["GET", "HEAD"]),
+            APIRoute("/metrics", front.all_metrics, methods=["GET", "HEAD"]),
             Route("/openapi.json", document),
             Route("/{path:path}", front),
         ],
