@@ -60,7 +60,9 @@ class BodyLimitMiddleware:
         return receive_limited
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._max_bytes} bytes", code="body_too_large")
+        """It ends the connection, since the rest of the body may be too much to discard."""
+        message = f"the body is larger than {self._max_bytes} bytes"
+        return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
 def _compressed(coding: str) -> ApiError:

@@ -298,6 +298,23 @@ def test_a_request_that_is_answered_before_its_body_leaves_the_connection_open(g
         assert next_status(connection) == 200
 
 
+@pytest.mark.parametrize(
+    "request_begin",
+    [HEAD + b"content-length: 101\r\n\r\n", CHUNKED + b"65\r\n" + b"x" * 101 + b"\r\n"],
+    ids=["content-length", "chunked"],
+)
+def test_a_body_that_is_too_large_ends_the_connection(llm: LLM, request_begin: bytes) -> None:
+    """The client is told so, and may go on sending without a reset, which would lose the answer."""
+    with running(llm, limited(max_body_bytes=100)) as server, connect(server) as connection:
+        connection.sendall(request_begin)
+        answer = all_of(connection)
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        assert error_of(answer, 413)["code"] == "body_too_large"
+        for _ in range(10):
+            connection.sendall(b"x" * 10_000)
+        assert connection.recv(1) == b""
+
+
 def test_an_endless_body_of_a_refused_request_ends_the_connection(llm: LLM) -> None:
     settings = replace(GUARDED, limits=RequestLimits(max_body_bytes=50_000))
     with running(llm, settings) as server, connect(server) as connection:

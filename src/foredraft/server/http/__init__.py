@@ -1,7 +1,8 @@
 """HTTP/1.1 on connections, with limits that hold before a key is checked.
 
 `parser` bounds and checks what h11 reads, `read_buffer` feeds it in small chunks, `connections` bounds how many connections are
-open, and `limited_protocol` is uvicorn's protocol with these and with time limits. Only the last one depends on uvicorn.
+open, `cycle_transport` lets a connection decide how it closes, and `limited_protocol` is uvicorn's protocol with these and with
+time limits. Only the last one depends on uvicorn.
 """
 
 from foredraft.server.http.limited_protocol import make_protocol

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foredraft.server.api_errors import ApiError
 from foredraft.server.http.connections import Connections
+from foredraft.server.http.cycle_transport import CycleTransport
 from foredraft.server.http.parser import Parser
 from foredraft.server.http.read_buffer import ReadBuffer
 from foredraft.server.request_log import log_event
@@ -51,6 +52,7 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._read_buffer = ReadBuffer(transport, self.loop, self._parse_chunk)
+        self._cycle_transport = CycleTransport(transport, self._close_after_response)
         self.flow = FlowControl(self._read_buffer)  # type: ignore[arg-type]  # it only pauses and resumes
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -92,6 +94,8 @@ class LimitedProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
+        if self.cycle is not None:
+            self.cycle.transport = self._cycle_transport  # type: ignore[assignment]  # it only writes and closes
         if self.conn.error is not None and not self._is_ending:
             self._refuse(self.conn.error)
 
@@ -99,6 +103,7 @@ class LimitedProtocol(H11Protocol):
         super().on_response_complete()
         self.open_connections.mark_used(self)
         if self._is_ending or self.transport.is_closing():
+            self._unset_keepalive_if_required()
             return
         if self.conn.their_state is h11.SEND_BODY:  # the response was sent before the body was read
             self._discard_body()
@@ -149,6 +154,13 @@ class LimitedProtocol(H11Protocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self._end()
+
+    def _close_after_response(self) -> None:
+        """Close as the response's Connection header says."""
+        if self.conn.their_state is h11.SEND_BODY and not self._is_ending:
+            self._end()
+        else:
+            self.transport.close()
 
     def _end(self) -> None:
         self._is_ending = True
