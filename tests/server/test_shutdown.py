@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -81,6 +82,27 @@ def test_the_second_signal_stops(llm: LLM) -> None:
         assert "shutting down" in str(client.error)
     assert not llm.engine.has_work
     assert llm.engine.pool.used == llm.engine.pool.bytes_retained
+
+
+def test_the_second_signal_answers_a_request_whose_body_is_incomplete(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    )
+    with running(llm) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(begin)
+            wait_for(lambda: any(one.is_answering for one in server.server.server_state.connections))
+            server.server.end()
+            server.server.end()
+            answer = connection.makefile("rb").read()
+        server.thread.join(30)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(body)["error"]["message"] == "the server is shutting down"
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 def test_new_requests_are_refused_while_draining(llm: LLM) -> None:

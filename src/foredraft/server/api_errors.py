@@ -67,6 +67,10 @@ def internal_error() -> ApiError:
     return ApiError(500, "the server failed to process this request: see its log for the reason", code="internal_error")
 
 
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down", code="unavailable", headers={"Retry-After": "5"})
+
+
 def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)

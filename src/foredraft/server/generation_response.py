@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foredraft.errors import ForedraftError, RequestError
-from foredraft.server.api_errors import ApiError, internal_error
+from foredraft.server.api_errors import ApiError, internal_error, shutting_down
 from foredraft.server.auth import CLIENT
 from foredraft.server.disconnect import wait_for_disconnect
 from foredraft.server.request_log import LOG_FIELDS, REQUEST_ID, log_event, traceback_locations
@@ -166,7 +166,7 @@ class GenerationResponse(Response):
             return ApiError(408, f"the request took more than {limit:g} seconds", code="timeout")
         if isinstance(error, ForedraftError) and not isinstance(error, RequestError) and self._service.is_draining:
             self._timer.aborted("shutdown")
-            return ApiError(503, "the server is shutting down", code="unavailable", headers={"Retry-After": "5"})
+            return shutting_down()
         self._timer.aborted("error")
         if isinstance(error, RequestError) and not _is_internal(error):
             reason = ForedraftError(

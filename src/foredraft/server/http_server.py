@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from foredraft.errors import ForedraftError
-from foredraft.server.http import make_protocol
+from foredraft.server.http import LimitedProtocol, make_protocol
 from foredraft.server.request_log import logger
 from foredraft.server.service import Service
 from foredraft.server.tls import TlsFiles
@@ -133,5 +133,8 @@ class Server(uvicorn.Server):
 
     def _stop(self) -> None:
         assert self._loop is not None
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, LimitedProtocol)
+            connection.stop()
         self._ending = self._loop.create_task(self._service.stop())
         self._loop.call_later(_STOP_SECONDS, setattr, self, "force_exit", True)

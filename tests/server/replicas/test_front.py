@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.types import Message
 
 from foredraft import LLM
 from foredraft.errors import ForedraftError
@@ -256,6 +257,29 @@ def test_a_full_queue_is_answered_429() -> None:
             assert answer.headers["retry-after"] == "1"
 
     asyncio.run(main())
+
+
+def test_an_incomplete_body_is_not_forwarded(llm: LLM) -> None:
+    async def use(client: httpx2.AsyncClient, local: Local) -> None:
+        app: Any = client._transport.app  # type: ignore[attr-defined]
+        sent: list[Message] = []
+        unread: list[Message] = [
+            {"type": "http.disconnect"},
+            {"type": "http.request", "body": b'{"prompt": ', "more_body": True},
+        ]
+
+        async def receive() -> Message:
+            return unread.pop()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = ForwardedRequest("POST", "/v1/completions", b"", (), b"", "").scope()
+        await app(scope, receive, send)
+        assert not local.asked
+        assert not sent
+
+    run(llm, use)
 
 
 def test_requests_to_replicas_that_do_not_answer_time_out(llm: LLM) -> None:

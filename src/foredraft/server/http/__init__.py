@@ -5,6 +5,6 @@ open, `cycle_transport` lets a connection decide how it closes, and `limited_pro
 time limits. Only the last one depends on uvicorn.
 """
 
-from foredraft.server.http.limited_protocol import make_protocol
+from foredraft.server.http.limited_protocol import LimitedProtocol, make_protocol
 
-__all__ = ["make_protocol"]
+__all__ = ["LimitedProtocol", "make_protocol"]

@@ -13,7 +13,7 @@ from prometheus_client import Counter
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from foredraft.server.api_errors import ApiError
+from foredraft.server.api_errors import ApiError, shutting_down
 from foredraft.server.http.connections import Connections
 from foredraft.server.http.cycle_transport import CycleTransport
 from foredraft.server.http.parser import Parser
@@ -139,6 +139,11 @@ class LimitedProtocol(H11Protocol):
             self.transport.close()
         else:
             super().shutdown()
+
+    def stop(self) -> None:
+        """Refuse a request whose body is incomplete, since the server ends before the rest may arrive."""
+        if self.is_answering and self.cycle.more_body:
+            self._refuse(shutting_down())
 
     def evict(self) -> None:
         self.transport.abort()

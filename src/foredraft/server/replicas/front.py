@@ -29,6 +29,7 @@ from foredraft.server.server_settings import ServerSettings
 ATTEMPTS = 2
 """The number of replicas that a request may be sent to before any part of its response has been sent. Bounded, so that a request
 that crashes its replica does not crash them all."""
+_DISCONNECTED = "the client disconnected"
 
 
 def create_front(settings: ServerSettings, replicas: Replicas) -> FastAPI:
@@ -100,7 +101,11 @@ class Front:
         scope["route"] = self._route_of(scope)
         if self._is_draining:
             raise self._unavailable()
-        request = ForwardedRequest.of(scope, await _body(receive))
+        body = await _body(receive)
+        if body is None:
+            scope[LOG_FIELDS]["ended"] = _DISCONNECTED
+            return
+        request = ForwardedRequest.of(scope, body)
         exchange = _ProxiedResponse(scope[LOG_FIELDS], send)
         work = asyncio.create_task(self._relay(request, exchange))
         disconnect = asyncio.create_task(wait_for_disconnect(receive))
@@ -120,7 +125,7 @@ class Front:
         if is_done:
             work.result()
         else:
-            scope[LOG_FIELDS]["ended"] = "the client disconnected"
+            scope[LOG_FIELDS]["ended"] = _DISCONNECTED
 
     async def _relay(self, request: ForwardedRequest, exchange: _ProxiedResponse) -> None:
         try:
@@ -239,10 +244,13 @@ def _lost() -> ApiError:
     )
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(receive: Receive) -> bytes | None:
+    """None if the client disconnects before the body is complete."""
     parts: list[bytes] = []
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
