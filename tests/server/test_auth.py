@@ -108,6 +108,8 @@ def test_only_allowed_origins_may_read_answers(llm: LLM, server: Running) -> Non
             assert answer.status_code == status
             assert answer.headers["access-control-allow-origin"] == origin
             assert "access-control-allow-credentials" not in answer.headers
+            exposed = set(answer.headers["access-control-expose-headers"].split(", "))
+            assert exposed == {"X-Request-Id", "X-Foredraft-Ignored", "Retry-After"}
         other = httpx2.options(
             open_to_one.url + "/v1/completions", headers={**preflight, "origin": "https://evil.example"}
         )

@@ -65,7 +65,7 @@ def make_middleware(settings: ServerSettings, http: Counter) -> list[Middleware]
         allow_origins=origins,
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
-        expose_headers=("X-Request-Id",),
+        expose_headers=("X-Request-Id", "X-Foredraft-Ignored", "Retry-After"),
     )
     return [
         Middleware(RequestLogMiddleware, http=http),
