@@ -35,6 +35,8 @@ PROMPT: dict[str, Any] = {"prompt": "Once", "max_tokens": 2}
         (b'"\\ud800"', None, "the body: must be valid Unicode"),
         (b"[" * 100_000, None, "nested"),
         (b'{"a":' * 300 + b"1" + b"}" * 300, None, "nested more than 200 levels deep"),
+        (b"[" * 201 + b"]" * 201, None, "nested more than 200 levels deep"),
+        (b'{"a":' * 200 + b"{}" + b"}" * 200, None, "nested more than 200 levels deep"),
         (b'{"a": "\xff"}', None, "not UTF-8: it contains the byte 0xff at position 7"),
         (b'{"a": "\xed\xa0\x80"}', None, "not UTF-8"),
         ('{"a": 1}'.encode("utf-16"), None, "not UTF-8"),
@@ -65,6 +67,12 @@ def test_errors_have_the_right_reason_and_position(raw: bytes, param: str | None
 def test_all_valid_json_is_read(value: Any) -> None:
     assert parse(json.dumps(value).encode()) == value
     assert parse(b"\xef\xbb\xbf" + json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+@pytest.mark.parametrize("innermost", [b"[]", b"[1]", b"{}"])
+def test_200_levels_of_nesting_are_read(innermost: bytes) -> None:
+    raw = b"[" * 199 + innermost + b"]" * 199
+    assert parse(raw) == json.loads(raw)
 
 
 def test_an_error_in_a_large_body_is_explained_quickly() -> None:
