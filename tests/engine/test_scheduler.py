@@ -281,6 +281,7 @@ def test_preemption_frees_all_memory_drafts_included() -> None:
     world.scheduler.preempt(sequence)
     assert world.pool.used == 0
     assert (sequence.tokens, sequence.num_preemptions) == (text, 1)
+    assert world.scheduler.num_preemptions == 1
     assert list(world.scheduler.waiting) == [sequence]
     (item,) = world.step()
     assert item.num_unread == len(text)  # it reads its history again

@@ -104,6 +104,22 @@ def test_fallbacks_are_counted_by_reason() -> None:
         assert value(shown(server), "spec_decode_fallbacks_total", drafter="ngram", reason="min_acceptance_rate") >= 1
 
 
+def test_preemptions_of_unfinished_and_aborted_texts_are_counted(llm: LLM) -> None:
+    metrics, engine = Metrics(), llm.engine
+
+    def num_preemptions() -> float:
+        return value(samples(metrics.text().decode()), "num_preemptions_total")
+
+    with metrics.observing(llm):
+        before = num_preemptions()
+        sequence = engine.add([0, 1, 2], SamplingParams(max_tokens=100, ignore_eos=True))
+        engine.step()
+        engine.preempt(sequence)
+        assert num_preemptions() == before + 1
+        engine.abort(sequence)
+        assert num_preemptions() == before + 1
+
+
 def test_metrics_have_separate_registries() -> None:
     first, second = Metrics(), Metrics()
     first.success.labels("stop").inc()

@@ -117,6 +117,11 @@ class Engine:
         return self._drafter_group.prefix_stats
 
     @property
+    def num_preemptions(self) -> int:
+        """Of all sequences so far."""
+        return self._scheduler.num_preemptions
+
+    @property
     def num_running(self) -> int:
         return len(self._scheduler.running)
 

@@ -75,6 +75,7 @@ class Scheduler:
         self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: list[TokenSequence] = []
         self.prefix_stats = PrefixStats()
+        self.num_preemptions = 0
 
     @property
     def has_work(self) -> bool:
@@ -234,6 +235,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._drafters.forget([sequence.seq_id])
         sequence.num_preemptions += 1
+        self.num_preemptions += 1
         self.waiting.put_back(sequence)
 
     def _give_up_drafts(self, item: ScheduledSequence) -> ScheduledSequence:

@@ -58,6 +58,7 @@ class EngineCollector(Collector):
         engine = self._llm.engine
         yield _gauge("num_requests_running", "Running texts", engine.num_running)
         yield _gauge("num_requests_waiting", "Waiting texts", engine.num_waiting)
+        yield _counter("num_preemptions", "Times that a text was preempted and restarted", engine.num_preemptions)
         pool = engine.pool
         retained = pool.bytes_retained
         yield _gauge(

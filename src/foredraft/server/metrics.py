@@ -70,7 +70,6 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests")
         self.generation_tokens = self._counter("generation_tokens", "Delivered tokens")
         self.success = self._counter("request_success", "Finished texts", "finished_reason")
-        self.preemptions = self._counter("num_preemptions", "Times that a text was preempted and restarted")
         self.aborted = self._counter("request_aborted", "Requests that did not finish", "reason")
         self.http = self._counter("http_requests", "HTTP responses", "route", "status")
 
@@ -128,7 +127,6 @@ class RequestTimer:
         for output in outputs:
             metrics.prompt_tokens.inc(len(output.prompt_token_ids))
             metrics.request_prompt_tokens.observe(len(output.prompt_token_ids))
-            metrics.preemptions.inc(output.metrics.num_preemptions)
             if output.metrics.time_in_queue is not None:
                 metrics.queue_time.observe(output.metrics.time_in_queue)
             if output.metrics.inter_token_latency is not None:
