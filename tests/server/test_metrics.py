@@ -104,6 +104,15 @@ def test_fallbacks_are_counted_by_reason() -> None:
         assert value(shown(server), "spec_decode_fallbacks_total", drafter="ngram", reason="min_acceptance_rate") >= 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_without_tokens_has_no_time_to_its_first(llm: LLM, stream: bool) -> None:
+    with running(llm) as server:
+        body = {"prompt": CODE, "max_tokens": 0, "echo": True, "stream": stream}
+        assert server.post("/v1/completions", body).status_code == 200
+        wait_for(lambda: value(shown(server), "e2e_request_latency_seconds_count") == 1)
+        assert value(shown(server), "time_to_first_token_seconds_count") == 0
+
+
 def test_preemptions_of_unfinished_and_aborted_texts_are_counted(llm: LLM) -> None:
     metrics, engine = Metrics(), llm.engine
 

@@ -112,6 +112,8 @@ class RequestTimer:
         """Record deltas that just arrived, each with the index of its prompt."""
         now, metrics = time.perf_counter(), self._metrics
         for prompt_index, delta in batch:
+            if not delta.token_ids:  # the end of a text, perhaps one without tokens
+                continue
             text = prompt_index, delta.index
             if text in self._last_delivery:
                 metrics.inter_token_latency.observe(now - self._last_delivery[text])
