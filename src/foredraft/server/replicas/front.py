@@ -112,9 +112,7 @@ class Front:
         self._relaying[work] = request
         try:
             await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
-            if (
-                exchange.is_complete
-            ):  # a complete response counts as a disconnection, but its fields to log are still to come
+            if exchange.is_complete:  # which counts as a disconnection, but the fields to log are still to come
                 await asyncio.wait((work,))
         finally:
             del self._relaying[work]
