@@ -152,6 +152,26 @@ def test_required_and_named_calls_are_written(client: openai.OpenAI, choice: Any
         assert whole(client, {**settings, "extra_body": {"speculative_tokens": gamma}}) == (content, calls, reason)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=str)
+@pytest.mark.parametrize(
+    "parameters", [{}, {"properties": {"a": {"enum": [1]}}, "additionalProperties": False}], ids=str
+)
+def test_arguments_are_an_object_without_a_type(client: openai.OpenAI, choice: Any, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    settings = asked(
+        tools=[tool], tool_choice=choice, parallel_tool_calls=False, temperature=1.0, seed=1, max_tokens=50
+    )
+    _, ((_, arguments),), _ = whole(client, settings)
+    assert arguments.lstrip().startswith("{")
+
+
+def test_parameters_of_another_type_are_refused(client: openai.OpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+    with pytest.raises(openai.BadRequestError, match="must have the type") as caught:
+        whole(client, asked(tools=[tool], tool_choice="required"))
+    assert caught.value.param == "tools"
+
+
 def test_several_texts_have_their_own_calls(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         **asked(tool_choice="required", n=3, temperature=1.0, seed=1, max_tokens=400)

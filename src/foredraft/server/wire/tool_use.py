@@ -18,7 +18,6 @@ from foredraft.server.wire.models import RequestModel
 
 MAX_TOOLS = 128
 
-_ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of JSON Schema whose values are data, not schemas."""
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -120,7 +119,7 @@ class ToolUse:
         """The form of a text that must be a call; None if no call is required. Raises ForedraftError for bad parameters."""
         if self.is_named:
             function = next(function for function in self.functions if function.name == self.choice)
-            return StructuredOutputs(json=_ANY_OBJECT if function.parameters is None else function.parameters)
+            return StructuredOutputs(json=_object_schema(function))
         return StructuredOutputs(json=self._list_schema()) if self.is_forced else None
 
     def parser(self, name: str | None) -> ToolParser | None:
@@ -148,10 +147,7 @@ class ToolUse:
                 "type": "object",
                 "properties": {
                     NAME: {"const": function.name},
-                    PARAMETERS: _rebased(
-                        _ANY_OBJECT if function.parameters is None else function.parameters,
-                        f"#/items/anyOf/{index}/properties/{PARAMETERS}",
-                    ),
+                    PARAMETERS: _rebased(_object_schema(function), f"#/items/anyOf/{index}/properties/{PARAMETERS}"),
                 },
                 "required": [NAME, PARAMETERS],
                 "additionalProperties": False,
@@ -160,6 +156,14 @@ class ToolUse:
         ]
         bounds = {} if self.parallel else {"maxItems": 1}
         return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **bounds}
+
+
+def _object_schema(function: FunctionTool) -> dict[str, Any]:
+    """The schema of a function's arguments, which are always an object. Raises ForedraftError for a schema of another type."""
+    schema = {"type": "object", **(function.parameters or {})}
+    if schema["type"] != "object":
+        raise ForedraftError(f'tools: the parameters of {function.name!r} must have the type "object", or none')
+    return schema
 
 
 def _rebased(schema: dict[str, Any], base: str) -> dict[str, Any]:
