@@ -78,6 +78,18 @@ def test_a_response_to_a_finished_text_is_completed(client: openai.OpenAI) -> No
     assert found.output[0].status == "completed"  # type: ignore[union-attr]
 
 
+def test_a_call_cut_by_a_stop_string_is_incomplete(client: openai.OpenAI) -> None:
+    choice = {"type": "function", "name": "weather"}
+    settings = asked(tools=[TOOL], tool_choice=choice, max_output_tokens=100, extra_body={"stop": ["city"]})
+    found = client.responses.create(**settings)
+    assert (found.status, found.incomplete_details, found.completed_at) == ("incomplete", None, None)  # type: ignore[attr-defined]
+    (call,) = found.output
+    assert (call.type, call.status) == ("function_call", "incomplete")
+    events: list[Any] = list(client.responses.create(**settings, stream=True))
+    assert events[-1].type == "response.incomplete"
+    assert [event.item.status for event in events if event.type == "response.output_item.done"] == ["incomplete"]
+
+
 def without_ids(response: Any) -> Any:
     """A response without what differs between two answers to the same request."""
     found = response.model_dump()
@@ -96,6 +108,7 @@ def without_ids(response: Any) -> Any:
         {"extra_body": {"guided_choice": ["Well. ü🌧"]}},
         {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 100, "parallel_tool_calls": False},
         {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 9},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}, "extra_body": {"stop": ["city"]}},
         {
             "tools": [TOOL],
             "max_output_tokens": 200,

@@ -190,6 +190,22 @@ def test_a_named_call_cut_by_max_tokens_has_partial_arguments(client: openai.Ope
     assert streamed(client, settings) == ("", [(name, arguments)], reason)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
+def test_a_call_cut_by_a_stop_string_is_not_reported_as_whole(client: openai.OpenAI, choice: Any) -> None:
+    settings = asked(tool_choice=choice, tools=[WEATHER], stop=["unit"])
+    content, ((name, arguments),), reason = whole(client, settings)
+    assert (content, name, reason) == (None, "weather", "stop")
+    assert arguments.endswith('"')
+    assert streamed(client, settings) == ("", [(name, arguments)], reason)
+
+
+def test_a_stop_string_after_a_whole_call_ends_a_text_with_calls(client: openai.OpenAI) -> None:
+    settings = writing(f"{HERMES}\nDone. More.", stop=["Done"])
+    expected = [("weather", '{"city": "Köln"}')]
+    assert whole(client, settings) == (None, expected, "tool_calls")
+    assert streamed(client, settings) == ("", expected, "tool_calls")
+
+
 def test_a_conversation_with_calls_works(client: openai.OpenAI) -> None:
     """The client's own dumps are sent back, with the tool's result."""
     messages = list(MESSAGES)

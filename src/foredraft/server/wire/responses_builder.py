@@ -54,7 +54,7 @@ class ResponsesBuilder(ResponseBuilder):
         is_end = delta.finish_reason is not None
         pieces = self._reader.read(delta.text, is_end=is_end)
         events = [event for piece in pieces for event in self._take(piece)]
-        return [*events, *self._close(_status_of(delta.finish_reason))] if is_end else events
+        return [*events, *self._close(self._final_status(delta.finish_reason))] if is_end else events
 
     def last_chunks(self, outputs: Sequence[RequestOutput]) -> list[ResponseModel]:
         response = self._finished(outputs)
@@ -72,7 +72,7 @@ class ResponsesBuilder(ResponseBuilder):
         for piece in self._reader.read(text.text, is_end=True):
             for _ in self._take(piece):
                 pass
-        for _ in self._close(_status_of(text.finish_reason)):
+        for _ in self._close(self._final_status(text.finish_reason)):
             pass
         return self._finished(outputs)
 
@@ -133,11 +133,12 @@ class ResponsesBuilder(ResponseBuilder):
 
     def _finished(self, outputs: Sequence[RequestOutput]) -> ResponsesResponse:
         usage = usage_of(outputs)
-        status = _status_of(outputs[0].outputs[0].finish_reason)
+        finish_reason = outputs[0].outputs[0].finish_reason
+        status = self._final_status(finish_reason)
         return self._response(status).model_copy(
             update={
                 "completed_at": int(time.time()) if status == "completed" else None,
-                "incomplete_details": IncompleteDetails() if status == "incomplete" else None,
+                "incomplete_details": IncompleteDetails() if finish_reason == "length" else None,
                 "usage": ResponseUsage(
                     input_tokens=usage.prompt_tokens,
                     input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
@@ -147,6 +148,10 @@ class ResponsesBuilder(ResponseBuilder):
                 "metrics": self._metrics(outputs),
             }
         )
+
+    def _final_status(self, finish_reason: str | None) -> Literal["completed", "incomplete"]:
+        """Of the whole text and of its last item. finish_reason: the engine's: "stop" also if a stop string cut off a call."""
+        return "incomplete" if finish_reason == "length" or self._reader.is_inside_call else "completed"
 
     def _response(self, status: Status) -> ResponsesResponse:
         body = self._body
@@ -170,10 +175,6 @@ class ResponsesBuilder(ResponseBuilder):
             top_p=body.top_p,
             user=body.user,
         )
-
-
-def _status_of(finish_reason: str | None) -> Literal["completed", "incomplete"]:
-    return "incomplete" if finish_reason == "length" else "completed"
 
 
 def _dump(model: RequestModel) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from foredraft.server.tool_parsers import CallArguments, CallStart, Content, Piece, ToolParser
+from foredraft.server.tool_parsers.json_scanner import is_object
 from foredraft.server.wire.models import ResponseModel, omit_if_none
 from foredraft.server.wire.tool_use import new_call_id
 
@@ -40,19 +41,30 @@ class ToolCallReader:
 
     def __init__(self, parser: ToolParser | None) -> None:
         self._parser = parser
-        self._num_calls = 0
+        self._arguments: str | None = None
+        """Of the last call; None: there is no call."""
 
     def read(self, text: str, *, is_end: bool) -> list[Piece]:
         """The pieces that these characters complete."""
         if self._parser is None:
             return [Content(text)] if text else []
         pieces = self._parser.feed(text) + (self._parser.finish() if is_end else [])
-        self._num_calls += sum(isinstance(piece, CallStart) for piece in pieces)
+        for piece in pieces:
+            if isinstance(piece, CallStart):
+                self._arguments = ""
+            elif isinstance(piece, CallArguments):
+                self._arguments = (self._arguments or "") + piece.text
         return pieces
 
+    @property
+    def is_inside_call(self) -> bool:
+        """Whether the text so far ends inside a call."""
+        return self._arguments is not None and not is_object(self._arguments)
+
     def finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's finish reason for a text. reason: the engine's finish reason."""
-        return "tool_calls" if self._num_calls and reason == "stop" else reason
+        """OpenAI's finish reason for a text. reason: the engine's finish reason: "stop" also if a stop string cut off a call."""
+        ends_with_calls = reason == "stop" and self._arguments is not None and not self.is_inside_call
+        return "tool_calls" if ends_with_calls else reason
 
 
 class ToolCallIndexer:
