@@ -57,7 +57,7 @@ LAYERS = (
     {"text.token_kinds", "text.tokenizing", "text.outputs", "text.grammar"},
     {"text.byte_fallback", "text.chat_template"},
     {"text.detokenizer"},
-    {"text.stop_strings"},
+    {"text.stop_strings", "text.token_offsets"},
     {"text.stream"},
     {"text.request"},
     {"text.frontend", "text.inputs"},

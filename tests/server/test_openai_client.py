@@ -140,6 +140,33 @@ def test_a_completion_has_logprobs(client: openai.OpenAI) -> None:
     assert echoed.logprobs.tokens[-6:] == found.tokens
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_of_tokens_index_the_text(client: openai.OpenAI, echo: bool) -> None:
+    """Also with characters of several tokens, text that is held back for a stop string, and a hidden special token."""
+    text, prompt = "Well 😀😀, ab, abx.", "é 😀: "
+    settings: dict[str, Any] = {"model": "pair", "prompt": prompt, "max_tokens": 60, "temperature": 0, "logprobs": 0}
+    settings |= {"stop": ["ab, abc"], "extra_body": {"guided_choice": [text]}}
+    (choice,) = client.completions.create(**settings, echo=echo).choices
+    assert choice.text == (prompt + text if echo else text)
+    assert choice.logprobs is not None
+    tokens, offsets = choice.logprobs.tokens, choice.logprobs.text_offset
+    assert tokens is not None
+    assert offsets is not None
+    assert len(tokens) == len(offsets)
+    for token, begin in zip(tokens, offsets, strict=True):
+        if "\ufffd" in token:
+            assert choice.text[begin] in "é😀"
+        elif token.startswith("<"):  # the end of the text
+            assert begin == len(choice.text)
+        else:
+            assert choice.text.startswith(token, begin)
+    assert "\ufffd" in "".join(tokens)
+    assert max(offsets) == len(choice.text)
+    if not echo:
+        streamed = [chunk.choices[0].logprobs for chunk in client.completions.create(**settings, stream=True)]
+        assert [offset for one in streamed if one for offset in one.text_offset or ()] == offsets
+
+
 def test_a_chat_has_logprobs(client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {"model": "pair", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
     answer = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)

@@ -240,3 +240,37 @@ def test_a_request_that_was_never_started_is_finished_and_has_no_texts() -> None
     assert request.is_finished
     assert request.deltas() == []
     assert request.final_output().outputs == []
+
+
+def test_offsets_are_those_in_the_whole_text() -> None:
+    """Although the text of a delta may be held back, for a stop string or for an unfinished character."""
+    request = make_request(logprobs=0, stop=[" x y"])
+    deltas = []
+    for part in ("é x", " 😀", " x", " y"):
+        write(request, part)
+        deltas += request.deltas()
+    (found,) = request.output().outputs
+    assert found.text == "é x 😀"
+    assert found.text_offsets is not None
+    assert [offset for delta in deltas for offset in delta.text_offsets or ()] == found.text_offsets
+    assert len(found.text_offsets) == len(found.token_ids)
+    assert "".join(dict.fromkeys(found.text[offset:] for offset in found.text_offsets)).startswith("é x 😀")
+
+
+def test_offsets_come_with_log_probabilities_only() -> None:
+    request = make_request()
+    write(request, " cat")
+    (delta,) = request.deltas()
+    assert delta.text_offsets is request.output().outputs[0].text_offsets is None
+    assert request.output().prompt_text_offsets is None
+
+
+def test_offsets_of_a_prompt_are_those_in_its_text() -> None:
+    request = make_request(prompt_logprobs=0)
+    eos = build("byte-level").eos_token_id
+    request.prompt, request.prompt_ids = "a<eos>é", [eos, *encode(build("byte-level"), "a<eos>é")]
+    offsets = request.output().prompt_text_offsets
+    assert offsets == [0, 0, 1, *[1 + len("<eos>")] * (len(request.prompt_ids) - 3)]
+    request.prompt = None
+    assert request.prompt_text == "aé"
+    assert request.output().prompt_text_offsets == [0, 0, 1, *[1] * (len(request.prompt_ids) - 3)]

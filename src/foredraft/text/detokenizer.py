@@ -84,8 +84,14 @@ class IncrementalDecoder:
     @property
     def tail(self) -> str:
         """The whole characters that would follow the released text if the tokens ended here; they may still change."""
-        tail = self._whole_characters()
-        return tail[common_prefix_len(tail, self._prompt_rest) :] if self._prompt_rest else tail
+        return self._without_prompt(self._whole_characters())
+
+    @property
+    def unreleased(self) -> str:
+        """The tail, and an unfinished character after it as U+FFFD."""
+        if self._run is None or self._run.is_decided:
+            return self._without_prompt(self._rest())
+        return self.tail + (REPLACEMENT if self._run.pending else "")
 
     def clone(self) -> IncrementalDecoder:
         """An independent decoder in the same state."""
@@ -183,6 +189,10 @@ class IncrementalDecoder:
         num_same = common_prefix_len(piece, self._prompt_rest)
         self._prompt_rest = self._prompt_rest[num_same:] if num_same == len(piece) else ""
         return piece[num_same:]
+
+    def _without_prompt(self, text: str) -> str:
+        """Text after the cursor, without what the prompt ends with."""
+        return text[common_prefix_len(text, self._prompt_rest) :] if self._prompt_rest else text
 
     def _prompt_tail(self, prompt_ids: Sequence[int], size: int) -> list[int]:
         """The last tokens of the prompt, at least `size` if it has as many. The tail does not begin inside a run of byte tokens,

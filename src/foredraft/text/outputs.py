@@ -97,7 +97,8 @@ class RequestMetrics:
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One text. finish_reason: "stop", "length", "abort", "error", or None while it runs. stop_reason: the stop string or
-    stop token id that ended it, None for an end-of-sequence token. origins: where each token came from."""
+    stop token id that ended it, None for an end-of-sequence token. origins: where each token came from. text_offsets: where each
+    token begins in the text, in characters, if log probabilities were requested."""
 
     index: int
     text: str
@@ -108,11 +109,13 @@ class CompletionOutput:
     finish_reason: str | None
     stop_reason: int | str | None
     error: str | None = None
+    text_offsets: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's texts so far. prompt: None if ids were given. prompt_logprobs[0] is None: nothing precedes the first token."""
+    """A request's texts so far. prompt: None if ids were given. prompt_logprobs[0] is None: nothing precedes the first token.
+    prompt_text_offsets: where each token begins in the prompt's text, in characters, if prompt_logprobs were requested."""
 
     request_id: str
     prompt: str | None
@@ -121,14 +124,15 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_text_offsets: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What was added to one text of a streamed request since its last delta. text may be empty while a character is incomplete.
 
-    finish_reason, stop_reason: set in the last delta of the text. output: of the whole request, in its last delta. logprobs: of
-    these tokens, if they were requested.
+    finish_reason, stop_reason: set in the last delta of the text. output: of the whole request, in its last delta. logprobs,
+    text_offsets: of these tokens, if log probabilities were requested; the offsets are those in the whole text.
     """
 
     index: int
@@ -139,3 +143,4 @@ class Delta:
     output: RequestOutput | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     stop_reason: int | str | None = None
+    text_offsets: list[int] | None = None

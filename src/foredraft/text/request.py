@@ -15,6 +15,7 @@ from foredraft.sampling import SamplingParams
 from foredraft.text.grammar import Grammar
 from foredraft.text.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from foredraft.text.stream import TextStream
+from foredraft.text.token_offsets import TokenOffsets
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or, as in vLLM, {"prompt": text} or {"prompt_token_ids": ids}. For a model that reads audio:
@@ -24,11 +25,12 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Text:
-    """One of the n texts of a request. num_delivered: tokens that were delivered in deltas. is_closed: whether the last delta
-    was delivered."""
+    """One of the n texts of a request. offsets: None without a tokenizer, or if nobody asks for them. num_delivered: tokens that
+    were delivered in deltas. is_closed: whether the last delta was delivered."""
 
     sequence: TokenSequence
     stream: TextStream | None
+    offsets: TokenOffsets | None = None
     num_delivered: int = 0
     is_closed: bool = False
 
@@ -77,7 +79,11 @@ class Request:
 
     def add_text(self, sequence: TokenSequence, stream: TextStream | None) -> None:
         """Add the next of the n texts. stream: None without a tokenizer."""
-        self.texts.append(_Text(sequence, stream))
+        offsets = None
+        if self.tokenizer is not None and self.params.logprobs is not None:
+            skip, prompt_ids = self.params.skip_special_tokens, self.inputs.tokens
+            offsets = TokenOffsets(self.tokenizer, skip_special_tokens=skip, prompt_ids=prompt_ids)
+        self.texts.append(_Text(sequence, stream, offsets))
 
     @property
     def prompt_text(self) -> str:
@@ -117,6 +123,7 @@ class Request:
         sequence, begin = text.sequence, text.num_delivered
         characters = text.stream.delta(finished=sequence.is_finished) if text.stream else ""
         logprobs = self._logprobs(sequence.logprobs[begin:])
+        offsets = self._text_offsets(text)
         text.num_delivered = sequence.num_output
         text.is_closed = sequence.is_finished
         return Delta(
@@ -128,6 +135,7 @@ class Request:
             output=self.output() if all(t.is_closed for t in self.texts) else None,
             logprobs=logprobs,
             stop_reason=text.stop_reason if sequence.is_finished else None,
+            text_offsets=None if offsets is None else offsets[begin:],
         )
 
     def output(self) -> RequestOutput:
@@ -140,6 +148,7 @@ class Request:
             outputs=[self._completion(index, text) for index, text in enumerate(self.texts)],
             finished=self.is_finished,
             metrics=RequestMetrics.of(self.sequences),
+            prompt_text_offsets=self._prompt_text_offsets(),
         )
 
     def final_output(self) -> RequestOutput:
@@ -177,7 +186,26 @@ class Request:
             finish_reason=sequence.finish_reason,
             stop_reason=text.stop_reason,
             error=sequence.error,
+            text_offsets=self._text_offsets(text),
         )
+
+    def _text_offsets(self, text: _Text) -> list[int] | None:
+        """Of all tokens of a text; 0 without a tokenizer, since there is no text."""
+        if self.params.logprobs is None:
+            return None
+        ids = text.sequence.output_ids
+        return [0] * len(ids) if text.offsets is None else text.offsets.of(ids)
+
+    def _prompt_text_offsets(self) -> list[int] | None:
+        if self.params.prompt_logprobs is None:
+            return None
+        if self.tokenizer is None:
+            return [0] * len(self.prompt_ids)
+        skip = self.params.skip_special_tokens and self.prompt is None  # a text may itself have special tokens
+        offsets = TokenOffsets(self.tokenizer, skip_special_tokens=skip).of(self.prompt_ids)
+        decoded = str(self.tokenizer.decode(self.prompt_ids, skip_special_tokens=skip))
+        num_added = max(0, decoded.find(self.prompt_text))  # characters of special tokens that were put before the text
+        return [max(0, offset - num_added) for offset in offsets]
 
     def _prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
         if self.params.prompt_logprobs is None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from hypothesis import given
@@ -49,6 +50,7 @@ def output_of(texts: Sequence[Pieces], *, num_prompt: int = 3, logprobs: bool = 
                 logprobs=[entry(token) for _, ids in pieces for token in ids] if logprobs else None,
                 finish_reason="length",
                 stop_reason=None,
+                text_offsets=offsets_of(pieces) if logprobs else None,
             )
             for index, pieces in enumerate(texts)
         ],
@@ -63,6 +65,12 @@ def output_of(texts: Sequence[Pieces], *, num_prompt: int = 3, logprobs: bool = 
             stats=stats,
         ),
     )
+
+
+def offsets_of(pieces: Pieces) -> list[int]:
+    """An offset for each token: where its delta begins."""
+    begins = accumulate((len(text) for text, _ in pieces), initial=0)
+    return [begin for begin, (_, ids) in zip(begins, pieces, strict=False) for _ in ids]
 
 
 def entry(token: int) -> dict[int, Logprob]:
@@ -81,13 +89,14 @@ def deltas_of(texts: Sequence[Pieces], output: RequestOutput, *, logprobs: bool 
             "length" if step == len(pieces) - 1 else None,
             None,
             [entry(token) for token in pieces[step][1]] if logprobs else None,
+            text_offsets=offsets_of(pieces[: step + 1])[-len(pieces[step][1]) :] if logprobs else None,
         )
         for step in range(rounds)
         for index, pieces in enumerate(texts)
         if step < len(pieces)
     ]
     last = found[-1]
-    return [*found[:-1], Delta(last.index, last.text, last.token_ids, last.origins, "length", output, last.logprobs)]
+    return [*found[:-1], replace(last, finish_reason="length", output=output)]
 
 
 PIECES = st.lists(
@@ -111,6 +120,7 @@ def test_chunks_of_a_completion_join_to_the_whole(texts: list[Pieces], logprobs:
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
         if logprobs:
             assert [token for part in parts for token in part.logprobs.tokens] == choice.logprobs.tokens
+            assert [offset for part in parts for offset in part.logprobs.text_offset] == choice.logprobs.text_offset
 
 
 @given(st.lists(PIECES, min_size=1, max_size=3))
@@ -187,9 +197,19 @@ def test_minus_infinity_is_sent_as_a_finite_logprob() -> None:
     """JSON has no minus infinity."""
     never = {7: Logprob(-1.0, 1, "a"), 8: Logprob(-math.inf, 2, "b")}
     body = CompletionRequest.model_validate({"prompt": "a", "logprobs": 2})
-    (chunk,) = CompletionBuilder(body, HEAD, [""]).chunks(0, Delta(0, "a", [7], [], None, None, [never]))
+    (chunk,) = CompletionBuilder(body, HEAD, [""]).chunks(0, Delta(0, "a", [7], [], logprobs=[never], text_offsets=[0]))
     shown = json.loads(chunk.model_dump_json())
     assert shown["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -1.0, "b": -9999.0}]
+
+
+def test_the_chosen_token_is_reported_before_others_with_the_same_text() -> None:
+    """Each part of a character is shown as U+FFFD."""
+    parts = {7: Logprob(-3.0, 3, "\ufffd"), 8: Logprob(-1.0, 1, "\ufffd"), 9: Logprob(-2.0, 2, "a")}
+    body = CompletionRequest.model_validate({"prompt": "a", "logprobs": 2})
+    delta = Delta(0, "", [7], [], logprobs=[parts], text_offsets=[0])
+    (chunk,) = CompletionBuilder(body, HEAD, [""]).chunks(0, delta)
+    shown: Any = chunk
+    assert shown.choices[0].logprobs.top_logprobs == [{"\ufffd": -3.0, "a": -2.0}]
 
 
 def test_absent_fields_are_omitted() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 from foredraft.server.wire.completion_request import CompletionRequest
@@ -22,16 +21,15 @@ class CompletionBuilder(ResponseBuilder):
         super().__init__(body, head)
         self._body = body
         self._prompt_texts = prompt_texts
-        self._offsets: dict[int, int] = {}
-        """The number of characters sent of each text, by its index in the response."""
+        self._begun: set[int] = set()
+        """The texts, by their index in the response, that have a chunk."""
 
     def chunks(self, prompt_index: int, delta: Delta) -> list[ResponseModel]:
         index = prompt_index * self._body.num_texts + delta.index
-        is_first = index not in self._offsets
+        is_first = index not in self._begun
+        self._begun.add(index)
         text = self._prompt_texts[prompt_index] + delta.text if self._body.echo and is_first else delta.text
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + len(text)
-        logprobs = None if delta.logprobs is None else self._logprobs(delta.logprobs, offset)
+        logprobs = None if delta.logprobs is None else _logprobs_of(delta.logprobs, delta.text_offsets or ())
         includes_ids = bool(self._body.return_token_ids)
         if not (text or delta.finish_reason or logprobs or includes_ids):
             return []  # a part of a character
@@ -78,46 +76,41 @@ class CompletionBuilder(ResponseBuilder):
     def _choice_logprobs(self, output: RequestOutput, text: CompletionOutput, echoed: str) -> CompletionLogprobs | None:
         if text.logprobs is None:
             return None
-        tokens: list[dict[int, Logprob] | None] = list(text.logprobs)
+        offsets = [len(echoed) + offset for offset in text.text_offsets or ()]
         if self._body.echo and output.prompt_logprobs is not None:
-            return self._echoed_logprobs(output, echoed, tokens)
-        return self._logprobs(tokens, len(echoed))
-
-    def _logprobs(self, tokens: Sequence[dict[int, Logprob] | None], offset: int) -> CompletionLogprobs:
-        """offset: the number of characters before the first token."""
-        result = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for entries in tokens:
-            if entries is None:
-                continue
-            chosen, _ = chosen_and_top(entries, 0)
-            result.tokens.append(text_of(chosen))
-            result.token_logprobs.append(logprob_of(chosen))
-            result.top_logprobs.append({text_of(entry): logprob_of(entry) for entry in entries.values()})
-            result.text_offset.append(offset)
-            offset += len(text_of(chosen))
-        return result
-
-    def _echoed_logprobs(
-        self, output: RequestOutput, echoed: str, tokens: Sequence[dict[int, Logprob] | None]
-    ) -> CompletionLogprobs:
-        """With the prompt's tokens in front. The first one has no log probability, since nothing precedes it."""
-        assert output.prompt_logprobs is not None
-        rest = self._logprobs(output.prompt_logprobs[1:], 0)
-        first_text = _text_before(rest.tokens, echoed)
-        offset = len(first_text)
-        rest = self._logprobs([*output.prompt_logprobs[1:], *tokens], offset)
-        return CompletionLogprobs(
-            tokens=[first_text, *rest.tokens],
-            token_logprobs=[None, *rest.token_logprobs],
-            top_logprobs=[None, *rest.top_logprobs],
-            text_offset=[0, *rest.text_offset],
-        )
+            tokens = [*output.prompt_logprobs, *text.logprobs]
+            return _echoed_logprobs_of(tokens, [*(output.prompt_text_offsets or ()), *offsets], echoed)
+        return _logprobs_of(text.logprobs, offsets)
 
 
-def _text_before(tokens: Sequence[str], text: str) -> str:
-    """The part of a text before these tokens, which are the rest of it. A token with a part of a character is as long as a whole one, so
-    the tokens before the first such token decide."""
-    whole = list(takewhile(lambda token: "\ufffd" not in token, tokens))
-    known = "".join(whole)
-    start = len(text) - len(known) if len(whole) == len(tokens) else text.find(known)
-    return text[: max(start, 0)]
+def _logprobs_of(tokens: Sequence[dict[int, Logprob]], offsets: Sequence[int]) -> CompletionLogprobs:
+    """offsets: where each token begins in the text of the response."""
+    chosen = [chosen_and_top(entries, 0)[0] for entries in tokens]
+    return CompletionLogprobs(
+        tokens=[text_of(entry) for entry in chosen],
+        token_logprobs=[logprob_of(entry) for entry in chosen],
+        top_logprobs=[_by_text(entries) for entries in tokens],
+        text_offset=list(offsets),
+    )
+
+
+def _by_text(entries: dict[int, Logprob]) -> dict[str, float]:
+    """Of entries with the same text the first, which may be that of the chosen token."""
+    by_text: dict[str, float] = {}
+    for entry in entries.values():
+        by_text.setdefault(text_of(entry), logprob_of(entry))
+    return by_text
+
+
+def _echoed_logprobs_of(
+    tokens: Sequence[dict[int, Logprob] | None], offsets: Sequence[int], echoed: str
+) -> CompletionLogprobs:
+    """With the prompt's tokens in front. The first one has no log probability, since nothing precedes it."""
+    rest = _logprobs_of([entries for entries in tokens if entries is not None], offsets[1:])
+    first_text = echoed[: offsets[1]] if len(offsets) > 1 else echoed
+    return CompletionLogprobs(
+        tokens=[first_text, *rest.tokens],
+        token_logprobs=[None, *rest.token_logprobs],
+        top_logprobs=[None, *rest.top_logprobs],
+        text_offset=[0, *rest.text_offset],
+    )
