@@ -172,6 +172,14 @@ def test_parameters_of_another_type_are_refused(client: openai.OpenAI) -> None:
     assert caught.value.param == "tools"
 
 
+@pytest.mark.parametrize("max_tokens", range(20, 60, 4))
+def test_required_calls_cut_by_max_tokens_leave_no_content(client: openai.OpenAI, max_tokens: int) -> None:
+    settings = asked(tool_choice="required", temperature=1.0, seed=5, max_tokens=max_tokens)
+    content, calls, _ = whole(client, settings)
+    assert (content is None) == bool(calls)
+    assert streamed(client, settings)[:2] == (content or "", calls)
+
+
 def test_several_texts_have_their_own_calls(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         **asked(tool_choice="required", n=3, temperature=1.0, seed=1, max_tokens=400)

@@ -173,7 +173,11 @@ def test_llama_calls_are_parsed(text: str, expected: list[Piece]) -> None:
         ('[{"name": "add", "parameters": {"a": 12', [CallStart("add"), CallArguments('{"a": 12')]),
         ('[{"parameters": {"a": 1}, "name": "add"}]', added()),
         ('[{"name": "ad', [Content('[{"name": "ad')]),
-        (f'[{BARE}, {{"name', [*added(), Content(', {"name')]),
+        (f"[{BARE},\n {{\n ", added()),
+        (f'[{BARE}, {{"name', added()),
+        (f'[{BARE}, {{"name": "weather", "parameters"', added()),
+        (f'[{{"name": "add", "parameters": {{"a": {"9" * 5000}}}}}]', added(f'{{"a": {"9" * 5000}}}')),
+        (f'[{{"name": "add", "parameters": {{"a": {"9" * 5000}', added(f'{{"a": {"9" * 5000}')),
         ("[", [Content("[")]),
         ("no list", [Content("no list")]),
         ('[{"name": "nobody", "parameters": {}}]', [Content('[{"name": "nobody", "parameters": {}}]')]),
@@ -193,6 +197,12 @@ def test_arguments_of_required_calls_are_streamed() -> None:
     assert parser.feed("lin") == [CallArguments("lin")]
     assert parser.feed('"}}]') == [CallArguments('"}')]
     assert parser.finish() == []
+
+
+def test_a_long_number_is_scanned_in_parts() -> None:
+    digits = "9" * 3000
+    text = f'[{{"name": "add", "parameters": {{"a": {digits}, "b": -1.5}}}}]'
+    assert parsed(RequiredParser(TOOLS), list(text)) == added(f'{{"a": {digits}, "b": -1.5}}')
 
 
 def test_a_named_call_is_the_whole_text() -> None:

@@ -32,8 +32,8 @@ class NamedParser:
 
 
 class RequiredParser:
-    """Parses a list of calls: [{"name": ..., "parameters": {...}}, ...]. If the text ends before a call has its name, that part is
-    content. If the text has another form, everything from there on is content."""
+    """Parses a list of calls: [{"name": ..., "parameters": {...}}, ...]. If the text ends before the first call has its name, it is
+    content; the beginning of a later call is dropped. If the text has another form, everything from there on is content."""
 
     def __init__(self, tool_names: Set[str]) -> None:
         self._tool_names = tool_names
@@ -55,8 +55,7 @@ class RequiredParser:
         if self._call is not None and self._num_sent is not None:
             is_whole = PARAMETERS in self._call.members
             return merge_adjacent([CallArguments("" if is_whole else text[self._num_sent :])])
-        is_form = self._num_calls > 0 and self._call is None and text.strip(BLANKS) in ("", ",", "]")
-        return merge_adjacent([Content("" if is_form else text)])
+        return merge_adjacent([Content("" if self._num_calls else text)])
 
     def _step(self, pieces: list[Piece]) -> bool:
         """Append pieces; returns whether another step may find more."""
@@ -74,7 +73,7 @@ class RequiredParser:
         if rest[0] != ("," if self._num_calls else "["):
             self._is_content = True
         elif after:
-            self._call = JsonScanner(len(self._text) - len(after))
+            self._call = JsonScanner(len(self._text) - len(after), max_digits=None)
         else:
             return False
         return True

@@ -13,7 +13,7 @@ _PARTIAL_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _RUN = re.compile(r"[-+.0-9a-zA-Z]*")
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _MAX_DIGITS = 1000
-"""Characters of a number; a longer one is an error."""
+"""Characters of a number in text that is not constrained."""
 
 _Token = Literal["object", "first key", "key", "colon", "first value", "value", "next"]
 
@@ -31,17 +31,20 @@ class JsonScanner:
 
     position: the end of what was scanned. members: the spans of the values of the outermost object, by key. open_member: the key
     and start of a value that has started and not ended. is_broken: the text is not JSON. is_done: the object is complete.
+    max_digits: characters of a number; a longer one is an error. None: any number.
     """
 
-    def __init__(self, start: int = 0) -> None:
+    def __init__(self, start: int = 0, *, max_digits: int | None = _MAX_DIGITS) -> None:
         self.position = start
         self.members: dict[str, Span] = {}
         self.open_member: tuple[str, int] | None = None
         self.is_broken = False
         self.is_done = False
+        self._max_digits = max_digits
         self._expected: _Token = "object"
         self._closers: list[str] = []
         self._string_start: int | None = None
+        self._scalar_end = start  # how far a number that may continue was read
         self._key = ""
 
     def read(self, text: str) -> None:
@@ -86,8 +89,10 @@ class JsonScanner:
             self._read_scalar(text)
 
     def _read_scalar(self, text: str) -> None:
-        start, end = self.position, _RUN.match(text, self.position).end()  # type: ignore[union-attr]
-        if end - start > _MAX_DIGITS or end == start:
+        start = self.position
+        end = self._scalar_end = _RUN.match(text, max(start, self._scalar_end)).end()  # type: ignore[union-attr]
+        is_too_long = self._max_digits is not None and end - start > self._max_digits
+        if is_too_long or end == start:
             self._break()
         elif end < len(text):  # otherwise the number may continue
             self.position = end
@@ -145,8 +150,8 @@ class JsonScanner:
         self.is_broken = True
 
 
-def is_object(text: str) -> bool:
-    """Whether the text is one JSON object, with optional blanks around it."""
-    scanner = JsonScanner()
+def is_object(text: str, *, max_digits: int | None = _MAX_DIGITS) -> bool:
+    """Whether the text is one JSON object, with optional blanks around it. max_digits: see JsonScanner."""
+    scanner = JsonScanner(max_digits=max_digits)
     scanner.read(text)
     return scanner.is_done and not text[scanner.position :].strip(" \t\r\n")

@@ -59,7 +59,7 @@ class ToolCallReader:
     @property
     def is_inside_call(self) -> bool:
         """Whether the text so far ends inside a call."""
-        return self._arguments is not None and not is_object(self._arguments)
+        return self._arguments is not None and not is_object(self._arguments, max_digits=None)
 
     def finish_reason(self, reason: str | None) -> str | None:
         """OpenAI's finish reason for a text. reason: the engine's finish reason: "stop" also if a stop string cut off a call."""
