@@ -182,6 +182,17 @@ def test_a_chat_has_logprobs(client: openai.OpenAI) -> None:
     assert streamed == found.content
 
 
+def test_bytes_of_parts_of_a_character_are_reported(client: openai.OpenAI) -> None:
+    settings: dict[str, Any] = {"model": "pair", "messages": MESSAGES, "max_tokens": 30, "temperature": 0}
+    settings |= {"logprobs": True, "top_logprobs": 1, "extra_body": {"guided_choice": ["é 😀"]}}
+    (choice,) = client.chat.completions.create(**settings).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert "\ufffd" in "".join(entry.token for entry in choice.logprobs.content)
+    joined = b"".join(bytes(entry.bytes or ()) for entry in choice.logprobs.content)
+    assert joined.decode().startswith("é 😀")
+
+
 def test_stop_strings_end_a_text(client: openai.OpenAI) -> None:
     whole = client.completions.create(model="pair", prompt=STORY, max_tokens=30, temperature=0).choices[0].text
     stop = whole.split()[4]

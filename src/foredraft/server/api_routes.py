@@ -57,7 +57,8 @@ def generation_routes(service: Service) -> APIRouter:
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         head = _head("chatcmpl", service.check_model(body.model), request)
-        return _generate(service, body, request, lambda _: ChatBuilder(body, head, service.tool_call_parser))
+        parser, token_bytes = service.tool_call_parser, service.token_bytes
+        return _generate(service, body, request, lambda _: ChatBuilder(body, head, parser, token_bytes))
 
     @router.post(
         "/v1/responses", response_model=None, responses=documented_stream(ResponsesResponse, GENERATION_ERRORS)

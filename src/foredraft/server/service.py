@@ -15,6 +15,7 @@ from foredraft.server.metrics import Metrics
 from foredraft.server.prompt_processor import PromptProcessor
 from foredraft.server.server_settings import ServerSettings
 from foredraft.server.tool_call_format import detect_tool_call_parser
+from foredraft.vocabulary import TokenBytes
 
 
 class Service:
@@ -26,6 +27,8 @@ class Service:
         self.live_observer = LiveObserver(show_text=settings.show_text)
         self.tool_call_parser: str | None = None
         """The name of the parser for the model's tool calls; known once the model is loaded."""
+        self.token_bytes: TokenBytes | None = None
+        """Of the model's tokenizer, if it has one; known once the model is loaded."""
         self._make_llm = make_llm
         self._engine: AsyncLLM | None = None
         self._prompt_processor: PromptProcessor | None = None
@@ -39,6 +42,7 @@ class Service:
         llm = await asyncio.to_thread(self._make_llm)
         limits = self.settings.limits
         self.tool_call_parser = detect_tool_call_parser(self.settings, llm)
+        self.token_bytes = None if llm.tokenizer is None else TokenBytes(llm.tokenizer)
         with self.metrics.observing(llm), self.live_observer.attached(llm):
             self._engine = AsyncLLM(llm=llm)
             try:

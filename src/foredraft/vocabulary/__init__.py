@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from foredraft.vocabulary.overlap import SAMPLE, Overlap, overlap_of
     from foredraft.vocabulary.pair import METHODS, VocabularyPair, pair_of
     from foredraft.vocabulary.shared_ids import SharedIds
+    from foredraft.vocabulary.token_bytes import TokenBytes
 
 __all__ = [
     "METHODS",
@@ -20,6 +21,7 @@ __all__ = [
     "ByteVocabulary",
     "Overlap",
     "SharedIds",
+    "TokenBytes",
     "TranslatedHistory",
     "VocabularyPair",
     "check_vocabulary",
@@ -36,5 +38,6 @@ __getattr__ = attributes(
         "overlap": ("SAMPLE", "Overlap", "overlap_of"),
         "pair": ("METHODS", "VocabularyPair", "pair_of"),
         "shared_ids": ("SharedIds",),
+        "token_bytes": ("TokenBytes",),
     },
 )

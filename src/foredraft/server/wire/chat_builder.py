@@ -20,18 +20,34 @@ from foredraft.server.wire.chat_response import (
 )
 from foredraft.server.wire.models import ResponseModel
 from foredraft.server.wire.response_builder import ResponseBuilder, ResponseHead
-from foredraft.server.wire.token_logprobs import bytes_of, chosen_and_top, logprob_of, prompt_logprobs_of, text_of
+from foredraft.server.wire.token_logprobs import (
+    bytes_of,
+    chosen_of,
+    logprob_of,
+    most_likely,
+    prompt_logprobs_of,
+    text_of,
+)
 from foredraft.server.wire.tool_calls import MessageToolCall, ToolCallIndexer, ToolCallReader, split_pieces
 from foredraft.server.wire.tool_use import new_call_id
 from foredraft.server.wire.usage import Usage, usage_of
 from foredraft.text.outputs import CompletionOutput, Delta, Logprob, RequestOutput
+from foredraft.vocabulary import TokenBytes
 
 
 class ChatBuilder(ResponseBuilder):
-    """tool_call_parser: the name of the parser for calls that the model makes on its own; None leaves them as text."""
+    """tool_call_parser: the name of the parser for calls that the model makes on its own; None leaves them as text. token_bytes: of
+    the model's tokenizer, for log probabilities."""
 
-    def __init__(self, body: ChatRequest, head: ResponseHead, tool_call_parser: str | None = None) -> None:
+    def __init__(
+        self,
+        body: ChatRequest,
+        head: ResponseHead,
+        tool_call_parser: str | None = None,
+        token_bytes: TokenBytes | None = None,
+    ) -> None:
         super().__init__(body, head)
+        self._token_bytes = token_bytes
         self._body = body
         self._tool_call_parser = tool_call_parser
         self._num_top_logprobs = body.top_logprobs or 0
@@ -108,14 +124,14 @@ class ChatBuilder(ResponseBuilder):
         return ChatLogprobs(content=[self._token_logprob(entries) for entries in tokens])
 
     def _token_logprob(self, entries: dict[int, Logprob]) -> TokenLogprob:
-        chosen, top = chosen_and_top(entries, self._num_top_logprobs)
-        return TokenLogprob(**_as_fields(chosen), top_logprobs=[TopLogprob(**_as_fields(entry)) for entry in top])
+        chosen, top = chosen_of(entries), most_likely(entries, self._num_top_logprobs)
+        top_logprobs = [TopLogprob(**self._as_fields(token, entries[token])) for token in top]
+        return TokenLogprob(**self._as_fields(chosen, entries[chosen]), top_logprobs=top_logprobs)
+
+    def _as_fields(self, token: int, entry: Logprob) -> dict[str, Any]:
+        text = text_of(entry)
+        return {"token": text, "logprob": logprob_of(entry), "bytes": bytes_of(token, text, self._token_bytes)}
 
 
 def _delta_of(piece: Piece, calls: ToolCallIndexer) -> ChatDelta:
     return ChatDelta(content=piece.text) if isinstance(piece, Content) else ChatDelta(tool_calls=[calls.delta(piece)])
-
-
-def _as_fields(entry: Logprob) -> dict[str, Any]:
-    text = text_of(entry)
-    return {"token": text, "logprob": logprob_of(entry), "bytes": bytes_of(text)}

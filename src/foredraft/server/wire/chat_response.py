@@ -11,7 +11,7 @@ from foredraft.server.wire.usage import Usage
 
 
 class TopLogprob(ResponseModel):
-    """bytes: UTF-8; None where the token is only a part of a character."""
+    """bytes: UTF-8; of a part of a character its bytes, None if they are not known."""
 
     token: str
     logprob: float

@@ -9,7 +9,7 @@ from foredraft.server.wire.completion_request import CompletionRequest
 from foredraft.server.wire.completion_response import CompletionChoice, CompletionLogprobs, CompletionResponse
 from foredraft.server.wire.models import ResponseModel
 from foredraft.server.wire.response_builder import ResponseBuilder, ResponseHead
-from foredraft.server.wire.token_logprobs import chosen_and_top, logprob_of, prompt_logprobs_of, text_of
+from foredraft.server.wire.token_logprobs import chosen_of, logprob_of, prompt_logprobs_of, text_of
 from foredraft.server.wire.usage import Usage, usage_of
 from foredraft.text.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 
@@ -85,7 +85,7 @@ class CompletionBuilder(ResponseBuilder):
 
 def _logprobs_of(tokens: Sequence[dict[int, Logprob]], offsets: Sequence[int]) -> CompletionLogprobs:
     """offsets: where each token begins in the text of the response."""
-    chosen = [chosen_and_top(entries, 0)[0] for entries in tokens]
+    chosen = [entries[chosen_of(entries)] for entries in tokens]
     return CompletionLogprobs(
         tokens=[text_of(entry) for entry in chosen],
         token_logprobs=[logprob_of(entry) for entry in chosen],

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from foredraft.text.outputs import Logprob, RequestOutput
+from foredraft.vocabulary import TokenBytes
 
 _MIN_LOGPROB = -9999.0
 """OpenAI's value for a token of probability 0, since JSON has no infinity."""
@@ -25,10 +26,14 @@ def prompt_logprobs_of(output: RequestOutput) -> PromptLogprobs | None:
     ]
 
 
-def chosen_and_top(entries: dict[int, Logprob], num_top: int) -> tuple[Logprob, list[Logprob]]:
-    """The entry of the chosen token, which comes first in entries, and the num_top most likely entries."""
-    by_rank = sorted(entries.values(), key=lambda entry: entry.rank or 0)
-    return next(iter(entries.values())), by_rank[:num_top]
+def chosen_of(entries: dict[int, Logprob]) -> int:
+    """The id of the chosen token, which comes first."""
+    return next(iter(entries))
+
+
+def most_likely(entries: dict[int, Logprob], count: int) -> list[int]:
+    """The ids of the most likely tokens, best first."""
+    return sorted(entries, key=lambda token: entries[token].rank or 0)[:count]
 
 
 def logprob_of(entry: Logprob) -> float:
@@ -39,6 +44,9 @@ def text_of(entry: Logprob) -> str:
     return entry.decoded_token or ""
 
 
-def bytes_of(text: str) -> list[int] | None:
-    """UTF-8; None where the token is only a part of a character."""
-    return None if "\ufffd" in text else list(text.encode())
+def bytes_of(token: int, text: str, token_bytes: TokenBytes | None) -> list[int] | None:
+    """The token's text in UTF-8, or the token's own bytes if they are only a part of a character; None if these are not known."""
+    if "\ufffd" not in text:
+        return list(text.encode())
+    own = token_bytes.of(token) if token_bytes is not None else None
+    return None if own is None else list(own)
