@@ -117,6 +117,57 @@ def test_unknown_fields_are_reported_in_a_header(server: Running, stream: bool) 
     assert found.headers["x-request-id"]
 
 
+TOOL = {"name": "add", "parameters": {"type": "object"}}
+CHAT_TOOLS = {"messages": [USER], "max_tokens": 4, "tools": [{"type": "function", "function": TOOL}]}
+RESPONSES_TOOLS = {"input": "Tell a story.", "max_output_tokens": 4, "tools": [{"type": "function", **TOOL}]}
+TOOL_BODIES = [
+    ("/v1/chat/completions", CHAT_TOOLS),
+    ("/v1/responses", RESPONSES_TOOLS),
+    ("/tokenize", {name: value for name, value in CHAT_TOOLS.items() if name != "max_tokens"}),
+]
+
+
+@pytest.fixture(scope="module")
+def without_tools(llm: LLM) -> Iterator[Running]:
+    """A server whose chat template does not show tools."""
+    with running(llm, replace(SETTINGS, chat_template="{{ messages[0].content }}")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(("path", "body"), TOOL_BODIES)
+def test_tools_are_reported_where_the_template_ignores_them(
+    server: Running, without_tools: Running, path: str, body: Any
+) -> None:
+    ignored = without_tools.post(path, {**body, "typo": 1})
+    assert ignored.status_code == 200, ignored.text
+    assert ignored.headers[HEADER] == "tools, typo"
+    assert HEADER not in without_tools.post(path, {**body, "tools": []}).headers
+    assert HEADER not in server.post(path, body).headers
+
+
+@pytest.mark.parametrize(("path", "body"), TOOL_BODIES[:2])
+@pytest.mark.parametrize("choice", ["none", "required"])
+def test_tools_are_honoured_where_the_choice_needs_no_template(
+    without_tools: Running, path: str, body: Any, choice: str
+) -> None:
+    assert HEADER not in without_tools.post(path, {**body, "tool_choice": choice}).headers
+
+
+def test_tools_are_honoured_where_calls_are_parsed(llm: LLM) -> None:
+    settings = replace(SETTINGS, chat_template="{{ messages[0].content }}", tool_call_parser="hermes")
+    with running(llm, settings) as server:
+        assert HEADER not in server.post("/v1/chat/completions", CHAT_TOOLS).headers
+
+
+def test_strict_mode_refuses_tools_that_the_template_ignores(llm: LLM) -> None:
+    settings = replace(SETTINGS, chat_template="{{ messages[0].content }}", strict=True)
+    with running(llm, settings) as server:
+        found = server.post("/v1/chat/completions", CHAT_TOOLS)
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == "tools"
+    assert "this model has no use for it" in found.json()["error"]["message"]
+
+
 def test_unknown_fields_are_logged(server: Running) -> None:
     stream = io.StringIO()
     handler, logger = JsonLinesHandler(stream), logging.getLogger("foredraft")

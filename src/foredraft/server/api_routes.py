@@ -22,7 +22,7 @@ from foredraft.server.route_docs import (
 from foredraft.server.service import Service
 from foredraft.server.unknown_fields import unknown_field_headers
 from foredraft.server.wire.chat_builder import ChatBuilder
-from foredraft.server.wire.chat_request import ChatRequest
+from foredraft.server.wire.chat_request import ChatRequest, TemplateFields
 from foredraft.server.wire.chat_response import ChatResponse
 from foredraft.server.wire.completion_builder import CompletionBuilder
 from foredraft.server.wire.completion_request import CompletionRequest
@@ -129,7 +129,18 @@ def _generate(
 
 
 def _unknown_field_headers(service: Service, body: RequestModel, request: Request) -> dict[str, str]:
-    return unknown_field_headers(body, request.scope.get(LOG_FIELDS, {}), strict=service.settings.strict)
+    unused = ["tools"] if _ignores_tools(service, body) else []
+    log_fields = request.scope.get(LOG_FIELDS, {})
+    return unknown_field_headers(body, log_fields, strict=service.settings.strict, unused=unused)
+
+
+def _ignores_tools(service: Service, body: RequestModel) -> bool:
+    """Whether the body has tools that neither the chat template nor the parsing or forcing of calls uses."""
+    if not isinstance(body, TemplateFields | ResponsesRequest) or "tools" not in body.template_args():
+        return False
+    if isinstance(body, ChatRequest | ResponsesRequest) and (service.tool_call_parser or body.tool_use.is_forced):
+        return False
+    return not service.prompt_processor.shows_tools(body)
 
 
 def _json(response: ResponseModel, headers: Mapping[str, str] | None = None) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,8 @@ from foredraft.text.tokenizing import encode_prompt
 
 _CHARACTERS_PER_TOKEN = 32
 """A prompt with more characters than this for each allowed token is rejected before it is tokenised."""
+
+_TOOLS = re.compile(r"\btools\b")
 
 
 class PromptProcessor:
@@ -78,6 +81,13 @@ class PromptProcessor:
             if too_large is not None:
                 raise ApiError(400, f"tokens contains the id {too_large}: ids go from 0 to {size - 1}", param="tokens")
             return await asyncio.to_thread(self._llm.text_tokenizer.decode, list(ids))
+
+    def shows_tools(self, body: TemplateFields | ResponsesRequest) -> bool:
+        """Whether the chat template refers to tools."""
+        requested = body.chat_template if isinstance(body, TemplateFields) else None
+        template = requested or self._chat_template or getattr(self._llm.tokenizer, "chat_template", None) or ""
+        texts = [template] if isinstance(template, str) else template.values()
+        return any(_TOOLS.search(text) for text in texts)
 
     async def _render(self, body: TemplateFields | ResponsesRequest) -> list[int]:
         if body.num_characters > self._max_tokens * _CHARACTERS_PER_TOKEN:
