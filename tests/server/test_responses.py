@@ -263,6 +263,18 @@ def test_an_unknown_field_is_reported(hermes: Running) -> None:
     assert found.headers["X-Foredraft-Ignored"] == "typo, tools[0].strict"
 
 
+def test_options_for_usage_are_reported(hermes: Running) -> None:
+    """The last event always has the usage, and no other event has it."""
+    options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}
+    found = hermes.post("/v1/responses", {**asked(), "stream": True, "stream_options": options})
+    expected = "stream_options.include_usage, stream_options.continuous_usage_stats"
+    assert found.headers["X-Foredraft-Ignored"] == expected
+    assert found.text.count('"usage":{') == 1
+    unset = {"include_usage": None, "continuous_usage_stats": False}
+    found = hermes.post("/v1/responses", {**asked(), "stream": True, "stream_options": unset})
+    assert "X-Foredraft-Ignored" not in found.headers
+
+
 def test_every_field_that_openai_documents_is_known() -> None:
     known = {one.alias or name for name, one in ResponsesRequest.model_fields.items()}
     documented = typing.get_type_hints(response_create_params.ResponseCreateParamsBase)
@@ -278,6 +290,10 @@ def test_a_failed_stream_reports_its_error(llm: LLM) -> None:
     assert events[-2].code == events[-1].response.error.code == "timeout"
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].response.status == "failed"
+    assert events[-2].param is None
+    assert "param" in events[-2].model_fields_set
+    check_items(events[2:-2], events[-1].response.output)
+    assert [item.status for item in events[-1].response.output] == ["incomplete"]
 
 
 JSON = st.recursive(

@@ -61,7 +61,8 @@ class ResponsesBuilder(ResponseBuilder):
         return [self._event(f"response.{response.status}", response=response)]
 
     def error_chunks(self, error: ErrorDetail) -> list[ResponseModel]:
-        return [*failure_events(self._response("in_progress"), error, self._num_events)]
+        closing = list(self._close("incomplete"))
+        return [*closing, *failure_events(self._response("in_progress"), error, self._num_events)]
 
     def encode_event(self, chunk: ResponseModel) -> bytes:
         assert isinstance(chunk, ResponseEvent)
@@ -128,8 +129,11 @@ class ResponsesBuilder(ResponseBuilder):
         return self._event(kind, item_id=item.id, output_index=len(self._items) - 1, **fields)
 
     def _event(self, kind: str, **fields: Any) -> ResponseModel:
+        return ResponseEvent(type=kind, sequence_number=self._next_number(), **fields)
+
+    def _next_number(self) -> int:
         self._num_events += 1
-        return ResponseEvent(type=kind, sequence_number=self._num_events - 1, **fields)
+        return self._num_events - 1
 
     def _finished(self, outputs: Sequence[RequestOutput]) -> ResponsesResponse:
         usage = usage_of(outputs)

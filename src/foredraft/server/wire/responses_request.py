@@ -106,7 +106,14 @@ class ResponsesRequest(SamplingFields):
 
     def unknown_fields(self) -> Iterator[str]:
         yield from super().unknown_fields()
+        for name in ("include_usage", "continuous_usage_stats"):  # the last event always has the usage
+            if self.stream_options is not None and getattr(self.stream_options, name):
+                yield f"stream_options.{name}"
         yield from self.tool_use.unenforced_fields("tools[{}].strict")
+
+    @property
+    def repeats_usage(self) -> bool:
+        return False
 
     @property
     def num_characters(self) -> int:

@@ -121,12 +121,19 @@ class ResponseEvent(ResponseModel):
         return f"event: {self.type}\ndata: {self.model_dump_json()}\n\n".encode()
 
 
+class ErrorEvent(ResponseEvent):
+    """param is always present, as in OpenAI's API."""
+
+    type: Literal["error"] = "error"
+    param: str | None = None
+
+
 def failure_events(response: ResponsesResponse, error: ErrorDetail, num_events: int) -> list[ResponseEvent]:
     """The last events of a stream that failed. response: as far as it got. num_events: those before."""
     code, message = error.code or error.type, error.message
     failure = {"status": "failed", "error": ResponseError(code=code, message=message)}
     return [
-        ResponseEvent(type="error", sequence_number=num_events, code=code, message=message, param=error.param),
+        ErrorEvent(sequence_number=num_events, code=code, message=message, param=error.param),
         ResponseEvent(
             type="response.failed", sequence_number=num_events + 1, response=response.model_copy(update=failure)
         ),
