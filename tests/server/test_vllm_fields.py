@@ -126,6 +126,35 @@ def test_usage_grows_with_the_chunks_of_chats(client: openai.OpenAI) -> None:
     assert counts[-1] == 12
 
 
+# --- return_token_ids ---------------------------------------------------------------------------------------------
+
+
+def events_of(server: Running, path: str, body: dict[str, Any]) -> list[Any]:
+    text = server.post(path, {**body, "stream": True}).text
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def test_the_first_chunk_of_each_completion_has_the_ids_of_its_prompt(server: Running) -> None:
+    body = {"prompt": [PROMPT, "Another one"], "n": 2, "max_tokens": 4, "temperature": 0, "return_token_ids": True}
+    whole = server.post("/v1/completions", body).json()["choices"]
+    events = events_of(server, "/v1/completions", body)
+    for choice in whole:
+        own = [one for event in events for one in event["choices"] if one["index"] == choice["index"]]
+        assert own[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+        assert not any("prompt_token_ids" in one for one in own[1:])
+
+
+def test_the_first_chunk_of_each_chat_has_the_ids_of_its_prompt(server: Running) -> None:
+    body = {"messages": TALK[:1], "n": 2, "max_tokens": 4, "temperature": 0}
+    whole = server.post("/v1/chat/completions", {**body, "return_token_ids": True}).json()
+    events = events_of(server, "/v1/chat/completions", {**body, "return_token_ids": True})
+    for index in range(2):
+        own = [event for event in events if event["choices"][0]["index"] == index]
+        assert own[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+        assert not any("prompt_token_ids" in event for event in own[1:])
+    assert not any("prompt_token_ids" in event for event in events_of(server, "/v1/chat/completions", body))
+
+
 # --- allowed_token_ids --------------------------------------------------------------------------------------------
 
 

@@ -50,15 +50,24 @@ def generation_routes(service: Service) -> APIRouter:
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         head = _head("cmpl", service.check_model(body.model), request)
-        return _generate(service, body, request, lambda rs: CompletionBuilder(body, head, _echoed_texts(body, rs)))
+
+        def make_builder(requests: list[EngineRequest]) -> CompletionBuilder:
+            prompt_ids = [request.prompt_ids for request in requests]
+            return CompletionBuilder(body, head, _echoed_texts(body, requests), prompt_ids)
+
+        return _generate(service, body, request, make_builder)
 
     @router.post(
         "/v1/chat/completions", response_model=None, responses=documented_stream(ChatResponse, GENERATION_ERRORS)
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         head = _head("chatcmpl", service.check_model(body.model), request)
-        parser, token_bytes = service.tool_call_parser, service.token_bytes
-        return _generate(service, body, request, lambda _: ChatBuilder(body, head, parser, token_bytes))
+
+        def make_builder(requests: list[EngineRequest]) -> ChatBuilder:
+            (prompt_ids,) = (request.prompt_ids for request in requests)
+            return ChatBuilder(body, head, service.tool_call_parser, service.token_bytes, prompt_ids)
+
+        return _generate(service, body, request, make_builder)
 
     @router.post(
         "/v1/responses", response_model=None, responses=documented_stream(ResponsesResponse, GENERATION_ERRORS)

@@ -111,12 +111,13 @@ def test_chunks_of_a_completion_join_to_the_whole(texts: list[Pieces], logprobs:
     )
     output = output_of(texts, logprobs=logprobs)
     whole: Any = CompletionBuilder(body, HEAD, [""]).response([output])
-    writer = CompletionBuilder(body, HEAD, [""])
+    writer = CompletionBuilder(body, HEAD, [""], [output.prompt_token_ids])
     chunks: list[Any] = [c for delta in deltas_of(texts, output, logprobs=logprobs) for c in writer.chunks(0, delta)]
     for choice in whole.choices:
         parts = [c.choices[0] for c in chunks if c.choices[0].index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
         assert [token for part in parts for token in part.token_ids] == choice.token_ids
+        assert [part.prompt_token_ids for part in parts] == [choice.prompt_token_ids] + [None] * (len(parts) - 1)
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
         if logprobs:
             assert [token for part in parts for token in part.logprobs.tokens] == choice.logprobs.tokens

@@ -37,7 +37,7 @@ from foredraft.vocabulary import TokenBytes
 
 class ChatBuilder(ResponseBuilder):
     """tool_call_parser: the name of the parser for calls that the model makes on its own; None leaves them as text. token_bytes: of
-    the model's tokenizer, for log probabilities."""
+    the model's tokenizer, for log probabilities. prompt_ids: the token ids of the prompt, for return_token_ids in a stream."""
 
     def __init__(
         self,
@@ -45,8 +45,10 @@ class ChatBuilder(ResponseBuilder):
         head: ResponseHead,
         tool_call_parser: str | None = None,
         token_bytes: TokenBytes | None = None,
+        prompt_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(body, head)
+        self._prompt_ids = list(prompt_ids) if body.return_token_ids else None
         self._token_bytes = token_bytes
         self._body = body
         self._tool_call_parser = tool_call_parser
@@ -57,7 +59,8 @@ class ChatBuilder(ResponseBuilder):
         first: list[ResponseModel] = []
         if delta.index not in self._readers:
             self._readers[delta.index] = self._reader(), ToolCallIndexer()
-            first.append(self._delta_chunk(delta.index, ChatDelta(role="assistant", content="")))
+            begin = self._delta_chunk(delta.index, ChatDelta(role="assistant", content=""))
+            first.append(begin.model_copy(update={"prompt_token_ids": self._prompt_ids}))
         reader, calls = self._readers[delta.index]
         pieces = reader.read(delta.text, is_end=delta.finish_reason is not None)
         if not (pieces or delta.finish_reason or delta.logprobs is not None or self._body.return_token_ids):

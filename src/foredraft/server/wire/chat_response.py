@@ -70,6 +70,8 @@ class ChatChunkChoice(ResponseModel):
 
 
 class ChatChunk(ResponseModel):
+    """prompt_token_ids: in the first chunk of each text, if return_token_ids is true."""
+
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
@@ -77,3 +79,4 @@ class ChatChunk(ResponseModel):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     metrics: dict[str, Any] | None = omit_if_none()
+    prompt_token_ids: list[int] | None = omit_if_none()

@@ -15,10 +15,18 @@ from foredraft.text.outputs import CompletionOutput, Delta, Logprob, RequestOutp
 
 
 class CompletionBuilder(ResponseBuilder):
-    """prompt_texts: the text of each prompt, which echo repeats; they may be empty without echo."""
+    """prompt_texts: the text of each prompt, which echo repeats; they may be empty without echo. prompt_ids: the token ids of each
+    prompt, for return_token_ids in a stream; there may be none without it."""
 
-    def __init__(self, body: CompletionRequest, head: ResponseHead, prompt_texts: Sequence[str]) -> None:
+    def __init__(
+        self,
+        body: CompletionRequest,
+        head: ResponseHead,
+        prompt_texts: Sequence[str],
+        prompt_ids: Sequence[list[int]] = (),
+    ) -> None:
         super().__init__(body, head)
+        self._prompt_ids = prompt_ids
         self._body = body
         self._prompt_texts = prompt_texts
         self._begun: set[int] = set()
@@ -40,6 +48,7 @@ class CompletionBuilder(ResponseBuilder):
             finish_reason=delta.finish_reason,  # type: ignore[arg-type]  # a failed text has no chunk
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if includes_ids else None,
+            prompt_token_ids=self._prompt_ids[prompt_index] if includes_ids and is_first else None,
         )
         return [self._response([choice])]
 
