@@ -195,6 +195,22 @@ def test_end_of_sequence_ends_the_text_and_ignore_eos_does_not(llm: LLM) -> None
     assert (named[0].outputs[0].finish_reason, named[0].outputs[0].stop_reason) == ("stop", 7)
 
 
+@pytest.mark.parametrize("gamma", [0, 4])
+def test_a_stop_token_may_be_included_in_the_text(llm: LLM, gamma: int) -> None:
+    settings: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0, "speculative_tokens": gamma}
+    whole = llm.generate(STORY, SamplingParams(**settings))[0].outputs[0]
+    stop = whole.token_ids[10]
+    end = whole.token_ids.index(stop)
+    settings["stop_token_ids"] = [stop]
+    without = llm.generate(STORY, SamplingParams(**settings))[0].outputs[0]
+    included = llm.generate(STORY, SamplingParams(**settings, include_stop_str_in_output=True))[0].outputs[0]
+    assert included.token_ids == without.token_ids == whole.token_ids[: end + 1]
+    assert included.stop_reason == without.stop_reason == stop
+    assert whole.text.startswith(included.text)
+    assert included.text.startswith(without.text)
+    assert included.text == without.text + llm.text_tokenizer.decode([stop])
+
+
 def test_bad_words_never_appear(llm: LLM) -> None:
     plain = text(llm, STORY)
     word = plain.split()[2]

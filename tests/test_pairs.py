@@ -88,6 +88,7 @@ OTHER: dict[str, st.SearchStrategy[Any]] = {
     "n": st.integers(2, 3),
     "stop": st.sampled_from([["."], ["cat", "\n\n"], [" and"]]),
     "stop_token_ids": st.lists(st.integers(3, 400), min_size=1, max_size=3),
+    "include_stop_str_in_output": st.just(True),
     "logprobs": st.sampled_from([0, 2]),
     "prompt_logprobs": st.just(1),
     "prefix_caching": st.just(False),
@@ -120,7 +121,7 @@ def written(llm: LLM, batch: Sequence[tuple[str, dict[str, Any]]], gammas: Seque
     while llm.engine.has_work:
         llm.engine.step()
     return [
-        (text.token_ids, text.text, text.finish_reason, text.stop_reason, text.error, text.logprobs)
+        (text.token_ids, text.text, text.finish_reason, text.stop_reason, text.error, text.logprobs, text.text_offsets)
         for request in requests
         for text in request.output().outputs
     ]

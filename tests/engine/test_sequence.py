@@ -16,9 +16,14 @@ END, STOP_ID = 0, 1
 
 
 def make(
-    prompt: Sequence[int] = (7, 8), max_tokens: int = 20, end_ids: Sequence[int] = (END, STOP_ID), **settings: Any
+    prompt: Sequence[int] = (7, 8),
+    max_tokens: int = 20,
+    end_ids: Sequence[int] = (END, STOP_ID),
+    include_stop: bool = False,
+    **settings: Any,
 ) -> TokenSequence:
-    sampler = sampler_for({"stop_token_ids": [STOP_ID]}, prompt=prompt)
+    params = {"stop_token_ids": [STOP_ID], "include_stop_str_in_output": include_stop}
+    sampler = sampler_for(params, prompt=prompt)
     return TokenSequence(
         0,
         list(prompt),
@@ -130,6 +135,20 @@ def test_a_stop_rule_sees_the_text_and_not_the_token_that_ends_it() -> None:
     sequence.commit([10, END, 12], 2)
     assert seen == [[10]]
     assert (sequence.output_ids, sequence.finish_reason) == ([10, END], "stop")
+
+
+@pytest.mark.parametrize(("end", "shown"), [(END, []), (STOP_ID, [STOP_ID])])
+def test_a_stop_rule_sees_a_stop_token_that_is_to_be_in_the_text(end: int, shown: list[int]) -> None:
+    seen: list[list[int]] = []
+
+    def rule(new_ids: Sequence[int], num_output: int) -> int | None:
+        seen.append(list(new_ids))
+        return None
+
+    sequence = make(include_stop=True, stop_rule=rule)
+    assert sequence.commit([10, end, 12], 2) == 2
+    assert seen == [[10, *shown]]
+    assert sequence.stop_reason == (STOP_ID if shown else None)
 
 
 def test_a_stop_rule_that_ends_before_an_end_id_wins() -> None:

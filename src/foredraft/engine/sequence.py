@@ -148,9 +148,12 @@ class TokenSequence:
         self.error = self.error or message_of(error)
 
     def _cut(self, ids: list[int]) -> list[int]:
+        params = self.sampler.params
         end = next((i for i, token in enumerate(ids) if token in self.end_ids), None)
-        # the token that ends the text is among its ids, but not in its string
-        text_ids = ids if end is None else ids[:end]
+        is_stop_token = end is not None and ids[end] in params.stop_token_ids
+        # the token that ends the text is among its ids, but in its string only if the request asks for it
+        is_shown = is_stop_token and params.include_stop_str_in_output
+        text_ids = ids if end is None else ids[: end + is_shown]
         if self.stop_rule is not None:
             keep = self.stop_rule(text_ids, self.num_output)
             if keep is not None:
@@ -159,7 +162,7 @@ class TokenSequence:
         if end is None:
             return ids
         self.finish_reason = "stop"
-        self.stop_reason = ids[end] if ids[end] in self.sampler.params.stop_token_ids else None
+        self.stop_reason = ids[end] if is_stop_token else None
         return ids[: end + 1]
 
 

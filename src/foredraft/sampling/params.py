@@ -88,6 +88,7 @@ class SamplingParams:
     max_tokens: None runs to the end of the context. 0 generates nothing but reads the prompt, for its prompt_logprobs or for the
         prefix cache.
     stop: strings that end the text; checked once min_tokens were generated. stop_token_ids: the same for ids.
+    include_stop_str_in_output: the text ends with the stop string, or the text of the stop token, that ended it.
     bad_words: strings whose last token is masked where it would complete one that began in the output.
     allowed_token_ids: the only ids that may be generated; None: any. An end-of-sequence id ends the text only if it is among them.
     seed: makes the text depend on model, prompt, parameters and seed alone (verification "coupled"). None or -1: no seed.
