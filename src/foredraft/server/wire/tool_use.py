@@ -11,7 +11,7 @@ from uuid import uuid4
 from pydantic import Field
 from pydantic_core import from_json
 
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, shown
 from foredraft.sampling import StructuredOutputs
 from foredraft.server.tool_parsers import NAME, PARAMETERS, PARSERS, NamedParser, RequiredParser, ToolParser
 from foredraft.server.wire.models import RequestModel
@@ -162,7 +162,9 @@ def _object_schema(function: FunctionTool) -> dict[str, Any]:
     """The schema of a function's arguments, which are always an object. Raises ForedraftError for a schema of another type."""
     schema = {"type": "object", **(function.parameters or {})}
     if schema["type"] != "object":
-        raise ForedraftError(f'tools: the parameters of {function.name!r} must have the type "object", or none')
+        raise ForedraftError(
+            f'tools: the parameters of {function.name!r} must have the type "object", or none, not {shown(schema["type"])}'
+        )
     return schema
 
 
