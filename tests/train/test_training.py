@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from foredraft import LLM, SamplingParams
 from foredraft.cli import app
 from foredraft.model import EMBEDDED
-from foredraft.train import run_folder, trainer
+from foredraft.train import generations, run_folder, trainer
 from foredraft.train.generations import GenerationSpec, generate, make_prompts, split_documents
 from foredraft.train.records import read_log
 
@@ -39,7 +39,7 @@ def assert_refused(result: Any, *words: str) -> None:
     assert result.exit_code == 2, (result.exit_code, result.stdout, result.stderr, result.exception)
     assert result.stdout == ""
     *before, line = result.stderr.splitlines()
-    assert all(each.startswith("memory: ") for each in before)
+    assert all(each.startswith(("memory: ", "measuring held-out text", "training")) for each in before)
     assert line.startswith("error: ")
     for word in words:
         assert word in line, line
@@ -178,6 +178,33 @@ def test_ctrl_c_saves_and_says_how_to_resume(toy: Path, text: Path, tmp_path: Pa
     assert killed_after(line, out, 3, signal.SIGINT) == 130
     (last,) = run_folder.RunFolder(out).checkpoints
     assert run_folder.load_trainer(last)["step"] == len(losses(out))
+
+
+def test_ctrl_c_while_texts_are_generated_says_how_to_resume(
+    toy: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generations, "complete", interrupted)
+    result = distill(toy, text, tmp_path / "out", "--generations", "3")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines() == [
+        "writing 3 generations with the target",
+        "stopped: give the same command again to continue",
+    ]
+
+
+def test_without_a_terminal_a_line_reports_each_stage(toy: Path, text: Path, tmp_path: Path) -> None:
+    result = distill(toy, text, tmp_path / "out", "--generations", "3", "--validation-share", "0.2")
+    assert result.exit_code == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("memory: ")]
+    assert lines[:3] == [
+        "writing 3 generations with the target",
+        "measuring held-out text at step 0",
+        "training",
+    ]
+    assert "measuring held-out text at step 6" in lines
 
 
 def test_a_run_that_was_killed_in_its_beginning_begins_anew(toy: Path, text: Path, tmp_path: Path) -> None:

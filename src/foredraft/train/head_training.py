@@ -58,7 +58,7 @@ class _HeadRun:
     stored_in: str
 
     def execute(self) -> Outcome:
-        self.watch.stage("reading")
+        self.watch.prepare("reading")
         tokenizer = load_tokenizer(self.target, LoadOptions())
         texts = read_data(self.data, tokenizer, self.recipe)
         folder = RunFolder(self.out)
@@ -89,7 +89,7 @@ class _HeadRun:
 
     def _target_and_head(self, folder: RunFolder, texts: TrainingData) -> tuple[LanguageModel, nn.Module]:
         """The target, and the head to train: from the last checkpoint, from kind.init, or new. Raises ForedraftError if they do not fit."""
-        self.watch.stage("loading")
+        self.watch.prepare("loading")
         target = load_model(self.target, LoadOptions(device="cpu", kernels=self.kind.kernels))
         _check_kind(target, self.kind, self.data)
         _check_context(target, texts.longest)

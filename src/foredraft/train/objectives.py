@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -154,14 +154,21 @@ def device_of(student: nn.Module) -> torch.device:
     return next(student.parameters()).device
 
 
-def measure(objective: Objective, student: nn.Module, blocks: Blocks, progress: float) -> LossSums:
-    """The sums over the blocks, read one by one, without a gradient."""
+def measure(
+    objective: Objective,
+    student: nn.Module,
+    blocks: Blocks,
+    progress: float,
+    on_share: Callable[[float], None] = lambda _: None,
+) -> LossSums:
+    """The sums over the blocks, read one by one, without a gradient. on_share: called with the share that is read, after each."""
     parts = []
     with torch.no_grad():
         for index in range(len(blocks)):
             block = blocks.select([index])
             ids, next_ids = (part.long().to(device_of(student)) for part in (block.ids, block.next_ids))
             parts.append(objective(student, ids, next_ids, progress))
+            on_share((index + 1) / len(blocks))
     return total(parts)
 
 

@@ -20,6 +20,8 @@ from foredraft.train.peak_memory import MemoryForecast, forecast, pass_memory, p
 from foredraft.train.records import StepRecord, ValidationRecord, read_log
 from foredraft.train.run_folder import LOG, TRAINER, RunFolder, load_trainer, writing
 from foredraft.train.tasks import TaskRotation
+from foredraft.train.texts import HELD_OUT
+from foredraft.train.watch import Watch
 from foredraft.utils.heap import malloc_trim
 from foredraft.utils.machine import process_memory
 
@@ -96,7 +98,7 @@ class Trainer:
     def progress(self) -> float:
         return self.schedule.length.progress(self.step, self.seconds)
 
-    def run(self, on_step: Callable[[StepRecord], None], should_stop: Callable[[], bool]) -> bool:
+    def run(self, watch: Watch, should_stop: Callable[[], bool]) -> bool:
         """Train to the end, or until should_stop(). Either way a checkpoint is saved. -> whether the run is complete
 
         Raises ForedraftError if the loss is not finite; the last checkpoint is kept as it is.
@@ -105,15 +107,17 @@ class Trainer:
         seconds_before = self.seconds
         self.student.train()
         if not self.history:
-            self._validate()
+            self._validate(watch)
+        watch.stage("training")
         while self.progress < 1 and not should_stop():
             progress = self.progress
             record = self._train_step(progress)
             self.seconds = seconds_before + time.monotonic() - started
             self._log(record)
-            on_step(record)
+            watch.step(record)
             if int(NUM_VALIDATIONS * progress) != int(NUM_VALIDATIONS * self.progress):
-                self._validate()
+                self._validate(watch)
+                watch.stage("training")
             if time.monotonic() - saved_at >= self.schedule.checkpoint_every:
                 self.save()
                 saved_at = time.monotonic()
@@ -157,11 +161,13 @@ class Trainer:
             f"a longer warm-up; {kept}"
         )
 
-    def _validate(self) -> None:
+    def _validate(self, watch: Watch) -> None:
         self.student.eval()
         losses, acceptances = {}, {}
         for kind, blocks in self.validation.items():
-            sums = measure(self.validation_objective, self.student, blocks, self.progress)
+            name = HELD_OUT if kind == HELD_OUT else f"{HELD_OUT} ({kind})"
+            watch.stage(f"measuring {name} at step {self.step}")
+            sums = measure(self.validation_objective, self.student, blocks, self.progress, watch.share)
             losses[kind] = float(sums.loss) / sums.num_rows
             acceptances[kind] = sums.acceptance / sums.num_rows
         self.student.train()

@@ -93,13 +93,13 @@ class _Run:
     watch: Watch
 
     def execute(self) -> Outcome:
-        self.watch.stage("reading")
+        self.watch.prepare("reading")
         self.start.check_for(self.data)
         texts = read_data(self.data, self.tokenizer, self.recipe)
         folder = RunFolder(self.out)
         arguments = self._arguments(texts.files)
         folder.check_arguments(arguments)
-        self.watch.stage("loading")
+        self.watch.prepare("loading")
         teacher, student = self._models(folder)
         objectives, served = self._objectives(teacher, student, texts.reader)
         folder.begin(arguments)
@@ -204,9 +204,8 @@ def run_trainer(trainer: Trainer, watch: Watch, num_parameters: int) -> Outcome:
     if forecast is not None:
         watch.memory(forecast)
     trainer.resume()
-    watch.stage("training")
     with stop_on_signal() as should_stop:
-        complete = trainer.run(watch.step, should_stop)
+        complete = trainer.run(watch, should_stop)
     memory = process_memory()
     use = None if forecast is None or memory is None else MemoryUse(forecast.peak, memory.highest)
     return Outcome(complete, trainer.step, trainer.seconds, num_parameters, trainer.history, use)

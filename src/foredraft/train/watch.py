@@ -11,9 +11,11 @@ from foredraft.train.records import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """stage: called with the name of each stage as it begins. share: with the finished share of a stage. memory: with the memory that
-    training will take, before the first step. step: after each step."""
+    """prepare: called with the name of each stage in which input is read and checked, as it begins. stage: the same for the stages
+    after these. share: with the finished share of a stage. memory: with the memory that training will take, before the first step.
+    step: after each step."""
 
+    prepare: Callable[[str], None] = lambda _: None
     stage: Callable[[str], None] = lambda _: None
     share: Callable[[float], None] = lambda _: None
     memory: Callable[[MemoryForecast], None] = lambda _: None

@@ -54,8 +54,6 @@ class Writer:
     def write(self, documents: Sequence[Sequence[int]], questions: Sequence[str]) -> WrittenTexts:
         """Write the recipe's generations and chats, if any. documents: to continue. questions: to answer."""
         recipe = self.recipe
-        if recipe.generations or recipe.chats:
-            self.watch.stage("generating with the target")
         generations = self._generations(documents) if recipe.generations else []
         chats = self._chats(questions) if recipe.chats else []
         held_out = _spread(len(chats), self.validation_share)
@@ -72,15 +70,19 @@ class Writer:
         recipe, number = self.recipe, len(self.recipe.temperatures)
         if not recipe.generations:
             return [[] for _ in range(number)]
-        self.watch.stage("generating with the target")
+        self._begin(recipe.generations, "generation")
         spec = GenerationSpec(recipe.generations, recipe.temperatures, 0, max_tokens, recipe.seed)
         chosen = [sources[i * len(sources) // spec.number % len(sources)] for i in range(spec.number)]
         texts = answer(self.target, chosen, spec, self.out, self.watch.share)
         pairs = [PairIds(source, text) for source, text in zip(chosen, texts, strict=True)]
         return [pairs[n::number] for n in range(number)]
 
+    def _begin(self, number: int, what: str) -> None:
+        self.watch.stage(f"writing {number} {what}{'' if number == 1 else 's'} with the target")
+
     def _generations(self, documents: Sequence[Sequence[int]]) -> _Texts:
         recipe = self.recipe
+        self._begin(recipe.generations, "generation")
         prompt_len, max_tokens = max(1, min(32, recipe.context // 4)), min(224, recipe.context // 2)
         spec = GenerationSpec(recipe.generations, recipe.temperatures, prompt_len, max_tokens, recipe.seed)
         pieces = split_documents(documents, recipe.context, self.tokenizer.bos_token_id)
@@ -88,6 +90,7 @@ class Writer:
 
     def _chats(self, questions: Sequence[str]) -> _Texts:
         recipe = self.recipe
+        self._begin(recipe.chats, "conversation")
         spec = ChatSpec(recipe.chats, recipe.temperatures, recipe.context // 4, recipe.context // 2, recipe.seed)
         return write_chats(self.target, questions, spec, self.out, self.watch.share)
 

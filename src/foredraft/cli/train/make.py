@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from foredraft.train import Outcome, Watch
 
 _INTERRUPTED = 130
+_CONTINUE = "give the same command again to continue"
 
 
 @train.command()
@@ -120,24 +121,29 @@ def check_inputs(data: DataOptions, recipe: RecipeOptions, architecture: Path | 
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """Shows the progress of the run as a bar on a terminal."""
-    from foredraft.cli.render.progress import training_bar
+    """Shows the progress of the run. Ctrl-C anywhere in it leaves a folder from which it continues."""
     from foredraft.cli.render.training import memory_text
+    from foredraft.cli.render.training_progress import training_progress
     from foredraft.train import Watch
 
     startup.ready()
-    with training_bar() as bar:
-        yield Watch(
-            bar.stage,
-            bar.share,
-            lambda memory: bar.note(memory_text(memory)),
-            lambda step: bar.step(step.progress, step.loss, step.acceptance),
-        )
+    try:
+        with training_progress() as shown:
+            yield Watch(
+                shown.prepare,
+                shown.stage,
+                shown.share,
+                lambda memory: shown.note(memory_text(memory)),
+                shown.step,
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"stopped: {_CONTINUE}", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 def report(outcome: Outcome, out: Path, as_json: bool) -> None:
     if not outcome.complete:
-        typer.echo(f"stopped at step {outcome.step}: give the same command again to continue", err=True)
+        typer.echo(f"stopped at step {outcome.step}: {_CONTINUE}", err=True)
         raise typer.Exit(_INTERRUPTED)
     if as_json:
         typer.echo(json.dumps(asdict(outcome)))
