@@ -120,7 +120,9 @@ def test_a_model_is_trained_and_resumed_and_translates(toy_t5: Path, pairs: Path
     assert output.outputs[0].token_ids
     again = run("lm", *common, "--out", tmp_path / "whole", "--steps", "30", "--json")
     assert json.loads(again.stdout)["history"] == found["history"]
-    assert "batch_size" in run("lm", *common, "--out", tmp_path / "whole", "--steps", "30", "--batch-size", "2").stderr
+    assert (
+        "--batch-size" in run("lm", *common, "--out", tmp_path / "whole", "--steps", "30", "--batch-size", "2").stderr
+    )
 
 
 def test_a_draft_learns_the_answers_of_the_target(toy_t5: Path, pairs: Path, tmp_path: Path) -> None:

@@ -220,7 +220,9 @@ def test_a_run_that_was_killed_in_its_beginning_begins_anew(toy: Path, text: Pat
 def test_other_arguments_are_refused_by_name(toy: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert distill(toy, text, out).exit_code == 0
-    assert_refused(distill(toy, text, out, "--seed", "4"), "seed 0, not 4")
+    assert_refused(
+        distill(toy, text, out, "--seed", "4"), "contains a run with --seed 0, not --seed 4: give the same arguments"
+    )
     assert distill(toy, text, out, "--checkpoint-every", "9s").exit_code == 0
     text.write_text(text.read_text() + "<|endoftext|>more")
     assert_refused(distill(toy, text, out), f"a run with other contents of {text}")

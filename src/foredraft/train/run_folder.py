@@ -16,12 +16,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foredraft.errors import ForedraftError
+from foredraft.train.run_arguments import difference
 
 _FOLDER, _STEP, _PARTIAL = "checkpoints", "step-", ".partial-"
 TRAINER, ARGUMENTS, LOG, MODEL_CARD = "trainer.pt", "training.json", "log.jsonl", "README.md"
@@ -89,12 +90,11 @@ class RunFolder:
         except ValueError:
             raise ForedraftError(f"{file}: cannot be read: remove the folder, or give another --out") from None
         given = json.loads(json.dumps(arguments))
-        for name in {**stored, **given}:
-            if stored.get(name) != given.get(name):
-                raise ForedraftError(
-                    f"{self.out} contains a run with {_difference(name, stored.get(name), given.get(name))}: give the same "
-                    "arguments to continue it, or another --out"
-                )
+        found = difference(stored, given)
+        if found is not None:
+            raise ForedraftError(
+                f"{self.out} contains a run {found}: give the same arguments to continue it, or another --out"
+            )
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Save a checkpoint atomically, and then remove the older ones."""
@@ -229,17 +229,3 @@ def load_trainer(checkpoint: Path) -> dict[str, Any]:
     """The content of a checkpoint's trainer.pt."""
     state: dict[str, Any] = torch.load(checkpoint / TRAINER, map_location="cpu", weights_only=True)
     return state
-
-
-def _difference(name: str, stored: object, given: object) -> str:
-    """How an argument of a run differs from the one given now. Of files, which are stored with checksums, only the names."""
-    if not (_are_files(stored) and _are_files(given)):
-        return f"{name} {stored!r}, not {given!r}"
-    before, now = sorted(stored.keys() - given.keys()), sorted(given.keys() - stored.keys())
-    if before or now:
-        return f"other {name}: {', '.join(before) or 'nothing'}, not {', '.join(now) or 'nothing'}"
-    return f"other contents of {', '.join(file for file in stored if stored[file] != given[file])}"
-
-
-def _are_files(value: object) -> TypeGuard[dict[str, str]]:
-    return isinstance(value, dict) and all(isinstance(checksum, str) for checksum in value.values())
