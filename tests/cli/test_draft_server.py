@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from foredraft.model import EMBEDDED
 from foredraft.remote import VARIABLE
 from tests.command_line import PROMPT, assert_refused, generate, json_lines, run, started
 from tests.draft_servers import KEY, key_file
@@ -66,6 +67,18 @@ def test_bad_draft_server_options_of_clients_are_refused_by_name(
 @pytest.mark.slow
 def test_a_head_is_recognised_by_its_files() -> None:
     assert_refused(run("draft-server", "--draft-model", embedded_head("medusa")), "medusa", "target's process")
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_nothing() -> None:
+    """The process that drafts ends in order, and so leaves no semaphore that Python would warn of."""
+    draft = EMBEDDED / "draft"
+    with started("draft-server", "--draft-model", draft, "--port", "0", stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"drafting at")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 130
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -98,6 +99,7 @@ def _serve(
     from foredraft.remote.sockets import Listener
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that semaphores are released, such as that of tqdm
     disable_progress_bar()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
