@@ -102,8 +102,10 @@ def _question(line: str, number: int, where: str) -> Question:
         fields = json.loads(line)
     except ValueError as error:
         raise ForedraftError(f"{where}: not valid JSON ({error})") from None
-    if not isinstance(fields, dict) or ("turns" in fields) == ("prompt" in fields):
-        raise ForedraftError(f'{where}: must be an object with either "turns" or "prompt", not both')
+    if not isinstance(fields, dict) or not ("turns" in fields or "prompt" in fields):
+        raise ForedraftError(f'{where}: must be an object with either "turns" or "prompt"')
+    if "turns" in fields and "prompt" in fields:
+        raise ForedraftError(f'{where}: has "turns" and "prompt": give either, not both')
     turns = fields["turns"] if "turns" in fields else [fields["prompt"]]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ForedraftError(f'{where}: "turns" must be a list of strings and "prompt" a string, none of them empty')
