@@ -168,7 +168,8 @@ def test_a_single_configuration_is_not_compared(tmp_path: Path) -> None:
     """Plots of an earlier benchmark in the same directory are removed."""
     for name in ("results.json", "speedup.svg"):
         (tmp_path / name).write_text("of another benchmark")
-    result = run("--config", "plain", "--num-prompts", "1", "--max-tokens", "4", "--repeats", "1", "--output", tmp_path)
+    options = ("--num-prompts", "1", "--max-tokens", "4", "--repeats", "1", "--output", tmp_path, "--overwrite")
+    result = run("--config", "plain", *options)
     assert result.exit_code == 0, result.stderr
     assert files_of(tmp_path) == {"report.md", "results.json", "runs.jsonl", "latency.svg", "latency.png"}
 

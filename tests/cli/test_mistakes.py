@@ -188,6 +188,30 @@ def test_settings_are_overwritten_with_overwrite(tmp_path: Path) -> None:
     assert "method" in file.read_text()
 
 
+def test_a_report_is_not_overwritten_by_default(tmp_path: Path) -> None:
+    file = tmp_path / "report" / "results.json"
+    file.parent.mkdir()
+    file.write_text("mine")
+    assert_refused(run("bench", "--output", "report"), "report/results.json already exists", "--overwrite")
+    assert file.read_text() == "mine"
+
+
+def test_a_report_is_overwritten_with_overwrite(tmp_path: Path) -> None:
+    file = tmp_path / "report" / "results.json"
+    file.parent.mkdir()
+    file.write_text("mine")
+    small = ("--num-prompts", "1", "--max-tokens", "4", "--budget", "0.01s", "--num-threads", "1")
+    result = run("bench", "--output", "report", "--overwrite", "--config", "plain", *small)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(file.read_text())["schema"] == "foredraft.bench"
+
+
+def test_bench_says_which_option_takes_a_settings_file(tmp_path: Path) -> None:
+    assert_refused(run("bench", "--config", "gone.toml"), "--config gone.toml", "give the file as --settings gone.toml")
+    (tmp_path / "tuned.settings").touch()
+    assert_refused(run("bench", "--config", "tuned.settings"), "give the file as --settings tuned.settings")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="for Linux")
 def test_a_full_disk_loses_the_trace_but_not_the_text() -> None:
     done = run("generate", "Once", "--max-tokens", "5", "--seed", "1", "--num-threads", "1", "--trace", "/dev/full")

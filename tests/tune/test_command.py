@@ -114,6 +114,7 @@ def test_bench_finds_the_packaged_head(tmp_path: Path) -> None:
         "--json",
         "--output",
         tmp_path / "report",
+        "--overwrite",
     )
     for configurations in (("plain", "eagle:2"), ("suffix:2", "suffix+eagle:2")):
         result = run("bench", *QUICK, *(part for one in configurations for part in ("--config", one)), *options)

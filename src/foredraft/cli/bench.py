@@ -16,11 +16,15 @@ from foredraft.cli.groups import option_groups
 from foredraft.cli.inputs import parse_budget
 from foredraft.cli.models import WITHOUT_DRAFTER, ModelOptions
 from foredraft.cli.options import JsonOption
+from foredraft.cli.overwriting import require_consent
 from foredraft.cli.workload import MeasuringOptions, WorkloadOptions
+from foredraft.errors import ForedraftError
 from foredraft.utils.folders import report_directory
 
 if TYPE_CHECKING:
     from foredraft.bench import Configuration
+
+_RESULTS = "results.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +61,14 @@ class RunOptions:
         Path | None,
         Option(metavar="DIR", help="The report's directory. Default: a new one here, named after the time."),
     ] = None
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace a report in that directory without asking.")] = False
 
     def configurations(self) -> list[Configuration]:
         """Raises ForedraftError for one that cannot be read."""
         from foredraft.bench.configurations import Configuration, default_configurations
 
+        for text in self.config or ():
+            _refuse_settings_file(text)
         given = [Configuration.parse(text, self.batch_size) for text in self.config or ()]
         return given or default_configurations(self.batch_size)
 
@@ -93,6 +100,7 @@ def bench(
     models.follow()
     configurations, questions = runs.configurations(), workload.read(of_sources=models.is_encoder_decoder)
     directory = runs.directory
+    require_consent(directory / _RESULTS, runs.overwrite)
     with report_directory(directory):
         llm = models.for_methods([each.method for each in configurations if isinstance(each.method, str)]).load()
         from foredraft.bench import run_bench
@@ -110,3 +118,12 @@ def bench(
     else:
         print_bench(result)
     typer.echo(f"report: {directory}", err=True)
+
+
+def _refuse_settings_file(text: str) -> None:
+    """Other commands take the settings file as --config."""
+    file = Path(text)
+    if file.suffix == ".toml" or (file.suffix and file.is_file()):
+        raise ForedraftError(
+            f"--config {text}: takes a configuration, such as suffix:4: give the file as --settings {text}"
+        )

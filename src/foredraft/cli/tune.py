@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +16,9 @@ from foredraft.cli.groups import Without, option_groups
 from foredraft.cli.inputs import parse_budget, require_writable
 from foredraft.cli.models import WITHOUT_DRAFTER, ModelOptions
 from foredraft.cli.options import JsonOption
+from foredraft.cli.overwriting import require_consent
 from foredraft.cli.sampling import MaxTokensOption
 from foredraft.cli.workload import MeasuringOptions, WorkloadOptions
-from foredraft.errors import ForedraftError
 
 if TYPE_CHECKING:
     from foredraft.tune import TuneResult
@@ -55,7 +54,7 @@ class SearchOptions:
     def check(self) -> None:
         """Call this before minutes are spent. Raises ForedraftError for an output that cannot be written or must not be replaced."""
         require_writable(self.output)
-        _require_consent(self.output, self.overwrite)
+        require_consent(self.output, self.overwrite)
 
 
 @app.command()
@@ -104,16 +103,6 @@ def tune(
     else:
         print_tuning(result)
     typer.echo(f"settings: {search.output}", err=True)
-
-
-def _require_consent(output: Path, overwrite: bool) -> None:
-    """Ask on a terminal, before minutes are spent, whether to replace an existing file. Raises ForedraftError if not."""
-    if overwrite or not output.exists():
-        return
-    if not sys.stdin.isatty() or not sys.stderr.isatty():
-        raise ForedraftError(f"{output} already exists: give --overwrite to replace it, or another --output")
-    if not typer.confirm(f"{output} already exists: replace it?", err=True):
-        raise ForedraftError(f"{output} is left unchanged: give another --output")
 
 
 def _write(result: TuneResult, models: ModelOptions, output: Path) -> None:
