@@ -359,7 +359,7 @@ def test_an_error_for_one_prompt_does_not_lose_the_others(
     stop = SamplingParams(max_tokens=24, temperature=0.0, stop="never")
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, of_code(getattr(owner, name), is_code))
-        with pytest.raises(RequestError, match="KeyError: 'injected'") as caught:
+        with pytest.raises(RequestError, match=r"^prompt 1: KeyError: 'injected'") as caught:
             llm.generate([STORY, CODE, STORY], [GREEDY, stop, GREEDY])
     assert caught.value.__cause__ is raised
     first, bad, last = caught.value.outputs

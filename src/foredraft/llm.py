@@ -41,7 +41,7 @@ from foredraft.remote import DraftServerAccess
 from foredraft.sampling import AUTO, SamplingParams
 from foredraft.settings import Settings
 from foredraft.text.chat_template import render_chat
-from foredraft.text.frontend import Frontend, raise_first_failure
+from foredraft.text.frontend import Frontend, raise_first_failed_prompt, raise_first_failure
 from foredraft.text.grammar import Grammars
 from foredraft.text.inputs import Messages, as_conversations, as_prompts, params_for_each, priority_for_each
 from foredraft.text.outputs import Delta, RequestOutput
@@ -368,8 +368,8 @@ class LLM:
         priority: one number for each prompt; lower numbers start earlier.
 
         Raises ForedraftError before anything runs if a prompt or its parameters cannot be honoured. If a prompt fails, raises
-        RequestError after all others are complete: its `outputs` holds them, and its `__cause__` is the exception that ended the
-        prompt, if there was one.
+        RequestError with the index of the prompt after all others are complete: its `outputs` holds them, and its `__cause__` is the
+        exception that ended the prompt, if there was one.
         """
         batch = as_prompts(prompts)
         params, priorities = params_for_each(sampling_params, len(batch)), priority_for_each(priority, len(batch))
@@ -445,7 +445,7 @@ class LLM:
                 if progress is not None and num_finished != num_before:
                     progress(num_finished, len(requests))
         outputs = [request.final_output() for request in requests]
-        raise_first_failure(requests, outputs)
+        raise_first_failed_prompt(requests, outputs)
         return outputs
 
 

@@ -216,6 +216,7 @@ def test_the_first_error_is_kept_and_own_errors_have_no_prefix() -> None:
     assert request.error == "too long"
     other = make_request().output()
     assert request.as_error([other]).outputs == [other]
+    assert str(request.as_error([other], "prompt 1: ")) == "prompt 1: too long"
 
 
 def test_an_output_that_cannot_be_made_fails_the_request_and_keeps_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:

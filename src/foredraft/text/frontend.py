@@ -198,11 +198,19 @@ class Frontend:
         return str(prompt), ids
 
 
-def raise_first_failure(requests: Sequence[Request], outputs: Sequence[RequestOutput] | None = None) -> None:
-    """Raises RequestError if one of the requests failed. outputs: of all requests, for the error; None: only the failed one's."""
+def raise_first_failure(requests: Sequence[Request]) -> None:
+    """Raises RequestError, with its output, if one of the requests failed."""
     failed = next((request for request in requests if request.error), None)
     if failed is not None:
-        raise failed.as_error(outputs)
+        raise failed.as_error()
+
+
+def raise_first_failed_prompt(requests: Sequence[Request], outputs: Sequence[RequestOutput]) -> None:
+    """Raises RequestError, with the index of the prompt if there are several, if a request of a call failed. requests: one for each
+    prompt. outputs: of all, for the error."""
+    for index, request in enumerate(requests):
+        if request.error:
+            raise request.as_error(outputs, f"prompt {index}: " if len(requests) > 1 else "")
 
 
 def _checked_ids(ids: Any) -> list[int]:

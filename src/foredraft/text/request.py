@@ -108,10 +108,12 @@ class Request:
         """Record an error that was raised outside the steps of its sequences, unless there was one before."""
         self.failure = self.failure or error
 
-    def as_error(self, outputs: Sequence[RequestOutput] | None = None) -> RequestError:
-        """The error of a failed request, for its caller. outputs: of the whole call; None: of this request."""
+    def as_error(self, outputs: Sequence[RequestOutput] | None = None, prefix: str | None = None) -> RequestError:
+        """The error of a failed request, for its caller. outputs: of the whole call; None: of this request. prefix: says which request
+        failed; None: by its id."""
         outputs = [self.final_output()] if outputs is None else outputs
-        error = RequestError(f"request {self.request_id}: {self.error}", list(outputs))
+        prefix = f"request {self.request_id}: " if prefix is None else prefix
+        error = RequestError(f"{prefix}{self.error}", list(outputs))
         error.__cause__ = self.failure or next((s.failure for s in self.sequences if s.failure), None)
         return error
 
