@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
+from foredraft.errors import DrafterError
 from foredraft.sampling import Row, adjusted, choose, pick, token_probs_of
 from foredraft.testing import DrafterContract, check_drafter
 from foredraft.testing.statistics import FALSE_ALARM
@@ -160,6 +162,30 @@ def test_a_broken_drafter_is_named_with_what_is_wrong(name: str) -> None:
     with pytest.raises(AssertionError, match=message) as caught:
         check_drafter(make, invisible=False)
     assert str(caught.value).startswith(("Broken breaks its contract in",))
+
+
+def test_an_error_in_a_drafter_is_one_line_with_its_place() -> None:
+    def fails(self: Any, request: DraftRequest) -> list[int]:
+        result = torch.zeros(2) + torch.zeros(3)
+        return [int(result.sum())]
+
+    def asserts(self: Any, request: DraftRequest) -> list[int]:
+        assert not request.tokens, "two\nlines"
+        return []
+
+    for row, reason in ((fails, "RuntimeError: The size of tensor a"), (asserts, "AssertionError: two")):
+        with pytest.raises(AssertionError) as caught:
+            check_drafter(lambda v: broken(row=row)(), invisible=False)  # noqa: B023
+        _, *clauses = str(caught.value).splitlines()
+        assert all(clause.startswith("- ") for clause in clauses)
+        place = f"(at {Path(__file__).name}:{row.__code__.co_firstlineno + 1})"
+        assert all(reason in clause and clause.endswith(place) for clause in clauses)
+
+
+@pytest.mark.parametrize("given", [Copies, Copies()], ids=["class", "object"])
+def test_a_drafter_in_the_place_of_a_function_that_makes_one_is_refused(given: Any) -> None:
+    with pytest.raises(DrafterError, match=r"take a vocab_size .*: give lambda vocab_size: Copies\(\.\.\.\)$"):
+        check_drafter(given)
 
 
 def test_probabilities_that_do_not_sum_to_1_are_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,9 +93,22 @@ def test_a_broken_rule_is_named_with_what_is_wrong(name: str) -> None:
         check_rule(rule)
 
 
-def test_a_rule_that_raises_is_named_with_its_error() -> None:
+def test_a_rule_that_raises_is_named_with_its_error_and_place() -> None:
     def mine(case: Case) -> OutcomeLaw:
-        raise ValueError("no such thing")
+        raise ValueError("no such thing\nat all")
 
-    with pytest.raises(AssertionError, match=r"mine breaks its contract(.|\n)*ValueError: no such thing"):
+    place = rf"{Path(__file__).name}:{mine.__code__.co_firstlineno + 1}"
+    with pytest.raises(AssertionError, match=r"mine breaks its contract(.|\n)*ValueError: no such thing") as caught:
         check_rule(mine)
+    title, *clauses = str(caught.value).splitlines()
+    assert f"in {len(clauses)} of" in title
+    assert all(clause.startswith("- ") for clause in clauses)
+    assert all(clause.endswith(f": ValueError: no such thing (at {place})") for clause in clauses)
+
+
+def test_a_rule_that_returns_nothing_is_told_what_to_return() -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_rule(lambda case: None)  # type: ignore[arg-type,return-value]
+    _, *clauses = str(caught.value).splitlines()
+    assert len(clauses) == 7
+    assert all(clause.endswith(": the rule must return an OutcomeLaw, not NoneType") for clause in clauses)

@@ -3,6 +3,7 @@ docs/internals/exactness.md."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from foredraft.engine.contract import check_proposal as check_answer
 from foredraft.engine.proposal import CERTAIN, Drafter, DraftRequest, Proposal
 from foredraft.engine.token_tree import ROOT, TreeShape
+from foredraft.errors import DrafterError
 from foredraft.llm import LLM
 from foredraft.sampling import SamplingParams
 from foredraft.testing.memory import held_bytes
@@ -41,8 +43,9 @@ def check_drafter(
     """Run DrafterContract without pytest. make_drafter: called with a vocab_size, returns a new drafter.
 
     vocab_size, remembers: see DrafterContract. invisible: also generate texts with the embedded models (vocabulary of 4096).
-    Raises AssertionError with all broken clauses.
+    Raises AssertionError with all broken clauses, and DrafterError if make_drafter cannot be called so.
     """
+    _check_signature(make_drafter, vocab_size)
 
     class Contract(DrafterContract):
         def make_drafter(self, vocab_size: int) -> Drafter:
@@ -51,6 +54,18 @@ def check_drafter(
     contract = Contract()
     contract.vocab_size, contract.remembers, contract.invisible = vocab_size, remembers, invisible
     run_suite(contract, name_of(make_drafter(vocab_size)))
+
+
+def _check_signature(make_drafter: object, vocab_size: int) -> None:
+    try:
+        inspect.signature(make_drafter).bind(vocab_size)  # type: ignore[arg-type]  # a drafter, if it is given by mistake
+    except TypeError:
+        raise DrafterError(
+            "make_drafter must take a vocab_size and return a new drafter: "
+            f"give lambda vocab_size: {name_of(make_drafter)}(...)"
+        ) from None
+    except ValueError:
+        pass  # a function in C need not have a signature
 
 
 class DrafterContract:

@@ -43,13 +43,13 @@ class RuleContract:
 
     def test_the_stops_are_a_law(self) -> None:
         for name, case in self._cases():
-            self._check_stops(name, case, self.rule(case))
+            self._check_stops(name, case, self._law(case))
 
     def test_the_text_has_the_targets_law(self) -> None:
         for depth in (1, 2, 3):
             for name, case in toys(depth).items():
                 for cut, rows in _cut_drafts(case):
-                    _check_text(self.rule, case, rows, f"toy {name!r} of {depth} draft tokens, {cut}")
+                    _check_text(self._law, case, rows, f"toy {name!r} of {depth} draft tokens, {cut}")
 
     def test_the_text_has_the_targets_law_where_ids_are_truncated(self) -> None:
         for top_k, top_p, min_p in _TRUNCATIONS:
@@ -57,23 +57,23 @@ class RuleContract:
                 random_laws(11, 1.5, 5), random_laws(12, 1.5, 5), vocab_size=5, top_k=top_k, top_p=top_p, min_p=min_p
             )
             for cut, rows in _cut_drafts(case):
-                _check_text(self.rule, case, rows, f"top_k {top_k}, top_p {top_p}, min_p {min_p}, {cut}")
+                _check_text(self._law, case, rows, f"top_k {top_k}, top_p {top_p}, min_p {min_p}, {cut}")
 
     def test_a_row_is_the_same_alone_and_in_any_batch(self) -> None:
         case = _ragged()
-        together = outcome_table(self.rule, case, _DRAFTS)
+        together = outcome_table(self._law, case, _DRAFTS)
         for b, draft in enumerate(_DRAFTS):
             if draft:  # a batch with only a row without draft tokens never occurs
-                error = _largest(together[b] - outcome_table(self.rule, case, [draft])[0])
+                error = _largest(together[b] - outcome_table(self._law, case, [draft])[0])
                 assert error <= EXACT, (
                     f"the outcome of the draft {draft} changes by {error:.1e} depending on the batch that it is in"
                 )
 
     def test_what_lies_beyond_a_draft_changes_nothing(self) -> None:
-        expected = self.rule(_padded(0.0))
+        expected = self._law(_padded(0.0))
         for garbage in _GARBAGE:
             case = _padded(garbage)
-            law = self.rule(case)
+            law = self._law(case)
             error = max(
                 _largest(law.stop - expected.stop), _largest(_tables(case, law) - _tables(_padded(0.0), expected))
             )
@@ -84,7 +84,7 @@ class RuleContract:
     def test_a_rule_is_a_pure_function(self) -> None:
         for name, case in self._cases():
             before = [part.clone() for part in _parts(case)]
-            first, second = self.rule(case), self.rule(case)
+            first, second = self._law(case), self._law(case)
             same = all(torch.equal(a, b) for a, b in zip(before, _parts(case), strict=True))
             assert same, f"{name}: the rule modifies the case that it is given"
             again = torch.equal(first.stop, second.stop) and torch.equal(first.scale, second.scale)
@@ -94,10 +94,15 @@ class RuleContract:
 
     def test_float32_is_near_float64(self) -> None:
         for name, case in self._cases():
-            wide = self.rule(case).stop
-            narrow = self.rule(_in_float32(case)).stop
+            wide = self._law(case).stop
+            narrow = self._law(_in_float32(case)).stop
             error = _largest(narrow.double() - wide)
             assert error <= 1e-3, f"{name}: in float32 the probability of a stop differs by {error:.1e}"
+
+    def _law(self, case: Case) -> OutcomeLaw:
+        law = self.rule(case)
+        assert isinstance(law, OutcomeLaw), f"the rule must return an OutcomeLaw, not {type(law).__name__}"
+        return law
 
     @staticmethod
     def _cases() -> Iterator[tuple[str, Case]]:
