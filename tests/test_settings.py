@@ -58,6 +58,14 @@ BAD = {
     "a truth": ("speculative_tokens = true", ("speculative_tokens", "True")),
     "no table": ("head_settings = true", ("head_settings", "table", "True")),
     "no truth": ('adapt = "yes"', ("adapt", "true or false", "yes")),
+    "a number as a string": (
+        'speculative_tokens = "4"',
+        ("speculative_tokens must be a whole number or \"auto\", not '4'",),
+    ),
+    "a tree as a string": (
+        'speculative_token_tree = "[[0]]"',
+        ('speculative_token_tree must be a list or "auto" or "none", not',),
+    ),
     "a fraction": ("speculative_tokens = 1.5", ("speculative_tokens", "1.5")),
 }
 

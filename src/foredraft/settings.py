@@ -34,6 +34,9 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "adapt": (bool,),
 }
 
+_WORDS = {"speculative_tokens": ("auto",), "speculative_token_tree": ("auto", "none")}
+"""What a setting may be if it is a string, where not every string makes sense."""
+
 _KIND_NAMES: Mapping[type, str] = {
     str: "a string",
     int: "a whole number",
@@ -76,6 +79,10 @@ class Settings:
             if type(value) not in _KINDS[name]:
                 kinds = " or ".join(_KIND_NAMES[kind] for kind in _KINDS[name])
                 raise ForedraftError(f"{path}: {name} must be {kinds}, not {value!r}")
+            if isinstance(value, str) and value not in _WORDS.get(name, (value,)):
+                words = " or ".join(f'"{word}"' for word in _WORDS[name])
+                kinds = " or ".join(_KIND_NAMES[kind] for kind in _KINDS[name] if kind is not str)
+                raise ForedraftError(f"{path}: {name} must be {kinds} or {words}, not {value!r}")
         return cls(**values)
 
     def write(self, file: str | os.PathLike[str], measured: Mapping[str, Any] | None = None) -> None:
