@@ -29,6 +29,12 @@ def test_a_bad_value_is_refused_in_one_line_that_names_the_field(name: str, valu
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["yes", [1, 2]])
+def test_a_choice_that_is_no_list_of_strings_is_told_so(value: Any) -> None:
+    with pytest.raises(ForedraftError, match=r"structured_outputs\.choice must be a list of strings, .* not "):
+        StructuredOutputs(choice=value)
+
+
 GOOD: dict[str, Any] = {
     "json": SCHEMA,
     "json_object": True,

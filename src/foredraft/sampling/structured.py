@@ -98,4 +98,4 @@ def _check_schema(schema: object) -> None:
 def _check_choice(choice: object) -> None:
     good = isinstance(choice, Sequence) and not isinstance(choice, str | bytes) and len(choice) > 0
     if not good or not all(isinstance(one, str) and one for one in choice):  # type: ignore[attr-defined]
-        raise ForedraftError(f"{FIELD}.choice must contain at least one string, and no empty string, not {choice!r}")
+        raise ForedraftError(f"{FIELD}.choice must be a list of strings, at least one and none empty, not {choice!r}")
