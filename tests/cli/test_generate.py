@@ -26,8 +26,9 @@ from tests.vocabulary.permuted import permuted_draft
         (["--regex", "[ab]{5}"], {"regex": "[ab]{5}"}),
         (["--choice", "yes", "--choice", "no"], {"choice": ["yes", "no"]}),
         (["--grammar", "form.lark"], {"grammar": 'start: "a" | "bc"'}),
+        (["--grammar", 'start: "a" | "bc"'], {"grammar": 'start: "a" | "bc"'}),
     ],
-    ids=["text", "file", "regex", "choice", "grammar"],
+    ids=["text", "file", "regex", "choice", "grammar", "grammar as text"],
 )
 def test_a_format_can_be_given_on_the_command_line(
     options: list[str], form: dict[str, Any], llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -47,8 +48,9 @@ def test_a_format_can_be_given_on_the_command_line(
         (["--regex", "(a"], ["structured_outputs.regex"]),
         (["--json-schema", '{"type": "strng"}'], ["structured_outputs.json", "strng"]),
         (["--json-schema", "nowhere.json"], ["nowhere.json", "cannot be read"]),
-        (["--json-schema", "{"], ["structured_outputs.json", "not valid JSON"]),
+        (["--json-schema", "{"], ["--json-schema: structured_outputs.json", "not valid JSON"]),
         (["--grammar", "nowhere.lark"], ["nowhere.lark", "cannot be read"]),
+        (["--grammar", 'root ::= "a"'], ["structured_outputs.grammar: it must be in Lark's form"]),
         (["--choice", "a", "--regex", "b"], ["--regex", "--choice", "one form"]),
         (["--choice", ""], ["structured_outputs.choice"]),
         (["--regex", "a", "--ignore-eos"], ["ignore_eos", "structured_outputs"]),
@@ -57,6 +59,12 @@ def test_a_format_can_be_given_on_the_command_line(
 )
 def test_an_unsupported_format_is_refused(options: list[str], words: list[str]) -> None:
     assert_refused(run("generate", PROMPT, *QUICK, *options), *words)
+
+
+def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text('{"type": ')
+    assert_refused(run("generate", PROMPT, *QUICK, "--json-schema", file), f"--json-schema {file}: ", "not valid JSON")
 
 
 def test_json_has_the_results_of_the_api(llm: LLM) -> None:

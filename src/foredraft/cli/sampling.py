@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -119,30 +120,44 @@ class StructureOptions:
     regex: Annotated[str | None, Option("--regex", help="Write a text that this regular expression matches.")] = None
     choice: Annotated[list[str] | None, Option("--choice", help="Write one of these strings; repeatable.")] = None
     grammar: Annotated[
-        Path | None, Option("--grammar", metavar="FILE", help="Write a text of this grammar, in Lark's form.")
+        str | None,
+        Option(
+            "--grammar",
+            metavar="FILE|LARK",
+            help="Write a text of this grammar, in Lark's form: a file, or the grammar itself.",
+        ),
     ] = None
 
     def structured_outputs(self) -> StructuredOutputs | None:
         """None if no form is requested. Raises ForedraftError for more than one, and for a file that cannot be read."""
         from foredraft.sampling import StructuredOutputs
 
-        given = [
-            f"--{field.name.replace('_', '-')}" for field in fields(self) if getattr(self, field.name) not in (None, [])
-        ]
+        given = {
+            f"--{field.name.replace('_', '-')}": value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) not in (None, [])
+        }
         if not given:
             return None
         if len(given) > 1:
             raise ForedraftError(f"a text can have only one form: give {' or '.join(given)}")
-        return StructuredOutputs(
-            json=self._schema(),
-            regex=self.regex,
-            choice=self.choice or None,
-            grammar=None if self.grammar is None else read_text(self.grammar),
-        )
+        schema, grammar = self._schema(), self._grammar_text()
+        try:
+            return StructuredOutputs(json=schema, regex=self.regex, choice=self.choice or None, grammar=grammar)
+        except ForedraftError as error:
+            ((option, value),) = given.items()
+            file = f" {value}" if isinstance(value, str) and os.path.isfile(value) else ""
+            raise ForedraftError(f"{option}{file}: {error}") from None
 
     def _schema(self) -> str | None:
         text = self.json_schema
         return text if text is None or text.lstrip().startswith("{") else read_text(Path(text))
+
+    def _grammar_text(self) -> str | None:
+        text = self.grammar
+        if text is None or (":" in text and not os.path.isfile(text)):  # every rule has a colon
+            return text
+        return read_text(Path(text))
 
 
 def _logit_bias(items: Sequence[str]) -> dict[int, float] | None:

@@ -256,6 +256,35 @@ def test_unsupported_formats_are_refused_in_one_line_that_names_the_field(name: 
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (StructuredOutputs(regex="[0-9"), "regex: unclosed character class"),
+        (StructuredOutputs(json={"type": "string", "pattern": "(a"}), "json: regex parse error: unclosed group"),
+        (
+            StructuredOutputs(grammar='start: b\nb: "b" /[0-9/\n'),
+            r'grammar: line 2, column 4: invalid regex "[0-9" (in regex): regex parse error: unclosed character class',
+        ),
+        (StructuredOutputs(grammar='start: "a" b'), 'grammar: line 1, column 8: unknown name: "b"'),
+    ],
+    ids=["regex", "json", "regex in a grammar", "grammar"],
+)
+def test_a_mistake_is_told_without_the_diagram_of_its_place(form: StructuredOutputs, reason: str) -> None:
+    with pytest.raises(ForedraftError) as caught:
+        grammars().compile(form)
+    assert str(caught.value) == f"structured_outputs.{reason}"
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= "a"', '<start> ::= "a"', "root ::= a\na ::= [0-9]+", '{"type": "object"}', "[1]"]
+)
+def test_other_forms_of_grammars_are_told_that_lark_is_expected(text: str) -> None:
+    with pytest.raises(
+        ForedraftError, match=r"^structured_outputs.grammar: it must be in Lark's form, with rules such as"
+    ):
+        grammars().compile(StructuredOutputs(grammar=text))
+
+
 BOMBS = ["b?((a{1000}){1000}){1000}", "([ab](c{1000}){1000}){1000}"]
 
 

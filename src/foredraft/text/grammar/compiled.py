@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from foredraft.errors import ForedraftError, one_line
 from foredraft.sampling import StructuredOutputs
 from foredraft.text.grammar.limits import GrammarLimits, Meter
-from foredraft.text.grammar.source import grammar_text, reason
+from foredraft.text.grammar.source import grammar_text, refusal
 from foredraft.text.grammar.trials import Refused, Trials
 from foredraft.text.grammar.walk import GrammarWalk
 
@@ -152,7 +152,7 @@ class Grammars:
         try:
             grammar = self._compile_now(text, kind)
         except Refused as error:
-            message = f"structured_outputs.{kind}: {reason(str(error))}"
+            message = f"structured_outputs.{kind}: {refusal(str(error), text, kind)}"
             self._end(key, lambda: _put(self._refused, key, message))
             future.set_exception(ForedraftError(message))
         except BaseException as error:

@@ -52,9 +52,27 @@ _REASONS = (
 )
 
 
-def reason(error: str) -> str:
-    """llguidance's error in one line, without its dump of the parser's state."""
-    line = " ".join(re.split("<state>|<non-verbose/>", error)[0].split())
+_DUMP = re.compile(r"(?:<state>|<non-verbose/>).*", re.DOTALL)
+_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
+"""The lines of the grammar around a mistake, with a mark under its column."""
+_BAD_REGEX = re.compile(r"(.*)regex parse error:\n.*?\nerror: ", re.DOTALL)
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_RULE_OF_BNF = re.compile(r"^\s*<?[\w-]+>?\s*::=", re.MULTILINE)
+
+
+def refusal(error: str, text: str, kind: str) -> str:
+    """Why a grammar is refused. text: the grammar. For the others see `reason`."""
+    if kind == "grammar" and (text.lstrip().startswith(("{", "[")) or _RULE_OF_BNF.search(text)):
+        return 'it must be in Lark\'s form, with rules such as start: "a" | "b", not JSON or rules with ::='
+    return reason(error, kind)
+
+
+def reason(error: str, kind: str) -> str:
+    """llguidance's error in one line, without its diagrams and its dump of the parser's state. kind: the field that the grammar is
+    from."""
+    error = _EXCERPT.sub("", _DUMP.sub("", error))
+    error = _BAD_REGEX.sub("" if kind == "regex" else r"\1regex parse error: ", error)
+    line = " ".join(_PLACE.sub(r"line \1, column \2: ", error, count=1).split())
     for pattern, words in _REASONS:
         match = re.match(pattern, line, re.IGNORECASE)
         if match:

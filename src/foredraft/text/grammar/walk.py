@@ -197,7 +197,7 @@ class GrammarWalk:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise _Spent(reason(self._matcher.get_error()))
+            raise _Spent(reason(self._matcher.get_error(), self._grammar.kind))
 
     @property
     def _field(self) -> str:
