@@ -48,7 +48,7 @@ def _described(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 
 def _described_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """before, now: checksums by the names of the files. Only the names are told."""
+    """before, now: checksums by the names of the files. Only the names are shown."""
     gone, new = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
     if gone or new:
         return f"with other data: {', '.join(gone) or 'nothing'}, not {', '.join(new) or 'nothing'}"
