@@ -72,13 +72,13 @@ def loss_by_hand(
     hf: Any = target.hf
     features, _ = TargetStates(target, student.config.taps)(ids)
     with torch.inference_mode():
-        laws = hf(ids).logits
+        target_logits = hf(ids).logits
     anchors, means, weights = drawn_anchors(next_ids != IGNORED, anchor_every, draft_generator(ids, 0.0)), [], []
     for place, logits in enumerate(unroll_blocks(student, features, ids, anchors)):
         losses = []
         for number, (row, anchor) in enumerate((b, int(a)) for b in range(len(ids)) for a in anchors[b]):
             if anchor + place < ids.shape[1] and next_ids[row, anchor + place] != IGNORED:
-                p = TargetDistribution.of(laws[row, anchor + place][None], 0.7)
+                p = TargetDistribution.of(target_logits[row, anchor + place][None], 0.7)
                 losses.append(float(distillation_loss(logits[number][None], p, 1.0).loss.detach()))
         if losses:
             means.append(sum(losses) / len(losses))

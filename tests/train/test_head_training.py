@@ -79,7 +79,7 @@ def loss_by_hand(
     hf: Any = target.hf
     features, _ = TargetStates(target, student.config.taps)(ids)
     with torch.inference_mode():
-        laws = hf(ids).logits[..., columns]
+        target_logits = hf(ids).logits[..., columns]
     tokens = torch.cat([ids[:, 1:], next_ids[:, -1:].clamp(min=0)], dim=1)
     logits = list(unroll(student, features, tokens, num_steps))
     total = 0.0
@@ -87,7 +87,7 @@ def loss_by_hand(
         for row in range(len(ids)):
             for position in range(ids.shape[1] - 1 - step):
                 if next_ids[row, position + step] != IGNORED:
-                    q, p = logits[step][row, position][None], laws[row, position + 1 + step][None]
+                    q, p = logits[step][row, position][None], target_logits[row, position + 1 + step][None]
                     total += decay**step * float(distillation_loss(q, TargetDistribution.of(p, 0.7), 1.0).loss.detach())
     return total / sum(decay**step for step in range(num_steps))
 

@@ -76,13 +76,16 @@ def test_the_loss_compares_every_head_with_the_target_at_its_position(target: La
     hf: Any = target.hf
     with torch.inference_mode():
         output = hf(ids, output_hidden_states=True)
-        logits, laws = student(output.hidden_states[-1].flatten(0, 1)).view(2, 9, 3, -1), output.logits[..., columns]
+        logits, target_logits = (
+            student(output.hidden_states[-1].flatten(0, 1)).view(2, 9, 3, -1),
+            output.logits[..., columns],
+        )
     expected = 0.0
     for head in range(3):
         for row in range(2):
             for position in range(9 - 1 - head):
                 if next_ids[row, position + head] != IGNORED:
-                    q, p = logits[row, position, head][None], laws[row, position + 1 + head][None]
+                    q, p = logits[row, position, head][None], target_logits[row, position + 1 + head][None]
                     expected += 0.5**head * float(
                         distillation_loss(q, TargetDistribution.of(p, 0.7), 1.0).loss.detach()
                     )

@@ -83,13 +83,13 @@ def test_the_loss_compares_every_position_with_the_target(
     sums = ParallelDistillation(target, 4, MASK, DistillationLoss("kl", 0.7))(student, ids, next_ids, 0.0)
     rows, total, acceptance, count = draft_rows(ids, 4, draft_generator(ids, 0.0)), 0.0, 0.0, 0
     with torch.no_grad():
-        laws = target(ids).logits
+        target_logits = target(ids).logits
         for text, anchor, place in zip(*(torch.arange(2)[:, None].expand_as(rows.places), *rows[::2]), strict=True):
             for b, a, j in zip(text.tolist(), anchor.tolist(), place.tolist(), strict=True):
                 if a + j < 9 and next_ids[b, a + j] != IGNORED:
                     read = torch.tensor([[*ids[b, : a + 1].tolist(), *[MASK] * j]])
                     own = distillation_loss(
-                        student(read).logits[0, -1:], TargetDistribution.of(laws[b, a + j][None], 0.7), 1.0
+                        student(read).logits[0, -1:], TargetDistribution.of(target_logits[b, a + j][None], 0.7), 1.0
                     )
                     total, acceptance, count = total + float(own.loss), acceptance + own.acceptance, count + 1
     assert sums.num_rows == 16

@@ -34,7 +34,7 @@ class BlockDrafts:
         is_predicted = next_ids != IGNORED
         with torch.no_grad():
             features, final = self.states(ids)
-            laws = self.loss.distribution(self.target_logits(final[is_predicted]))
+            distributions = self.loss.distribution(self.target_logits(final[is_predicted]))
         numbers = (is_predicted.flatten().cumsum(0) - 1).view_as(is_predicted)
         generator = draft_generator(ids, progress if student.training else 0.0)
         anchors = drawn_anchors(is_predicted, self.anchor_every, generator)
@@ -45,7 +45,7 @@ class BlockDrafts:
             is_compared = ((positions < ids.shape[1]) & is_predicted.gather(1, inside)).flatten()
             wanted = numbers.gather(1, inside).flatten()[is_compared]
             order = is_compared.int().argsort(descending=True, stable=True)  # rows after the compared ones are ignored
-            parts.append(self.loss(logits[order], laws.select(wanted), progress))
+            parts.append(self.loss(logits[order], distributions.select(wanted), progress))
         return _joined(parts, self.decay, int(is_predicted.sum()))
 
     def shapes(self, student: DFlashHead, ids: Tensor) -> Iterator[Tensor]:

@@ -20,7 +20,7 @@ from foredraft.train.losses import DistillationLoss, LossSums
 from foredraft.train.model_card import Student, distilled_by
 from foredraft.train.recipe import Recipe
 from foredraft.train.target_logits import TargetLogits
-from foredraft.train.unrolled_drafts import TargetLaws, TargetStates, compared_rows, stepwise_loss
+from foredraft.train.unrolled_drafts import StepTargets, TargetStates, compared_rows, stepwise_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ class PlacedDrafts:
         """ids, next_ids: [B, L] -> see stepwise_loss"""
         with torch.no_grad():
             _, final = self.states(ids)
-            laws = TargetLaws.of(final, self.target_logits, next_ids, self.loss)
+            targets = StepTargets.of(final, self.target_logits, next_ids, self.loss)
         states = student.states(final.flatten(0, 1)).view(*ids.shape, -1, final.shape[-1])
-        return stepwise_loss(states.unbind(2), student.logits, laws, self.decay, self.loss, progress)
+        return stepwise_loss(states.unbind(2), student.logits, targets, self.decay, self.loss, progress)
 
     def shapes(self, student: MedusaHead, ids: Tensor) -> Iterator[Tensor]:
         """See Objective."""

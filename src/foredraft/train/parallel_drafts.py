@@ -60,10 +60,10 @@ class ParallelDistillation:
         logits = _read(student, ids, rows, self.mask_token)
         predicts = rows.predicting(is_predicted)
         width = min(logits.shape[-1], target_logits.shape[-1])
-        laws = self.loss.distribution(target_logits[:, :width])
+        distributions = self.loss.distribution(target_logits[:, :width])
         numbers = (is_predicted.flatten().cumsum(0) - 1).view_as(is_predicted)
         wanted = numbers.gather(1, rows.positions.clamp(max=ids.shape[1] - 1))[predicts]
-        sums = self.loss(logits[predicts][:, :width], laws.select(wanted), progress)
+        sums = self.loss(logits[predicts][:, :width], distributions.select(wanted), progress)
         num_positions = int(is_predicted.sum())
         share = num_positions / sums.num_rows
         return LossSums(sums.loss * share, sums.acceptance * share, sums.agreement * share, num_positions)

@@ -79,8 +79,8 @@ def pass_memory(student: nn.Module, objective: Objective, shape: tuple[int, int]
         there_already = {storage._cdata for storage in mode.fake_tensor_converter.meta_converter.storage_memo.values()}
         activations = sum(storage.nbytes() for key, storage in kept.items() if key not in there_already)
         gradients, last = num_bytes(logits), logits[-1:]
-        laws = sum(each.numel() * torch.float32.itemsize for each in last)
-        return PassMemory(activations, gradients + _LOGITS_AT_ONCE * num_bytes(last) + laws, gradients)
+        distributions = sum(each.numel() * torch.float32.itemsize for each in last)
+        return PassMemory(activations, gradients + _LOGITS_AT_ONCE * num_bytes(last) + distributions, gradients)
 
 
 def pass_shape(batch_size: int, context: int, logit_width: int) -> tuple[int, int]:

@@ -47,10 +47,10 @@ class UnrolledDrafts:
         """ids, next_ids: [B, L] -> see stepwise_loss"""
         with torch.no_grad():
             features, final = self.states(ids)
-            laws = TargetLaws.of(final, self.target_logits, next_ids, self.loss)
+            targets = StepTargets.of(final, self.target_logits, next_ids, self.loss)
         tokens = torch.cat([ids[:, 1:], next_ids[:, -1:].clamp(min=0)], dim=1)
         steps = unroll_states(student, features, tokens, self.num_steps)
-        return stepwise_loss(steps, lambda _, states: student.logits(states), laws, self.decay, self.loss, progress)
+        return stepwise_loss(steps, lambda _, states: student.logits(states), targets, self.decay, self.loss, progress)
 
     def shapes(self, student: EagleHead, ids: Tensor) -> Iterator[Tensor]:
         """See Objective."""
@@ -72,7 +72,7 @@ def unrolled_objectives(
 
 
 @dataclass(frozen=True, slots=True)
-class TargetLaws:
+class StepTargets:
     """The target's distributions that drafts are compared with: row P of step j is compared with the one after the token at
     P + 1 + j, if that token is predicted.
 
@@ -85,7 +85,7 @@ class TargetLaws:
     places: Tensor
 
     @classmethod
-    def of(cls, final: Tensor, target_logits: TargetLogits, next_ids: Tensor, loss: DistillationLoss) -> TargetLaws:
+    def of(cls, final: Tensor, target_logits: TargetLogits, next_ids: Tensor, loss: DistillationLoss) -> StepTargets:
         """final: [B, L, H], what the lm_head reads. next_ids: [B, L]"""
         mask = next_ids != IGNORED
         is_predicted = functional.pad(mask[:, :-1], (1, 0))
@@ -117,7 +117,7 @@ def compared_rows(states: Tensor, step: int) -> Tensor:
 def stepwise_loss(
     steps: Iterable[Tensor],
     logits_of: Callable[[int, Tensor], Tensor],
-    laws: TargetLaws,
+    targets: StepTargets,
     decay: float,
     loss: DistillationLoss,
     progress: float,
@@ -127,9 +127,9 @@ def stepwise_loss(
     weighted mean of the steps' sums; acceptance and agreement are those of the first step"""
     sums: list[LossSums] = []
     for step, states in enumerate(steps):
-        rows = laws.rows(step)
+        rows = targets.rows(step)
         logits = logits_of(step, rows_of(states[:, : rows.shape[1]], rows))
-        sums.append(loss(logits, laws.at(step), progress))
+        sums.append(loss(logits, targets.at(step), progress))
     weights = torch.tensor([decay**step for step in range(len(sums))])
     weighted = (torch.stack([each.loss for each in sums]) * weights).sum() / weights.sum()
     return replace(sums[0], loss=weighted)
