@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from statistics import mean
 
 from foredraft.bench.records import GroupRun
@@ -64,10 +63,9 @@ class Figures:
         return self.num_repeated_tokens / self.num_tokens
 
     @property
-    def acceptance_by_position(self) -> list[float | None]:
-        """α at each position of the draft: accepted over evaluated; None where nothing was evaluated."""
-        evaluated, accepted = self.stats.evaluated_per_position, self.stats.accepted_per_position
-        return [num / of if of else None for num, of in zip_longest(accepted, evaluated, fillvalue=0)]
+    def acceptance_by_position(self) -> list[float]:
+        """See SpeculationStats."""
+        return self.stats.acceptance_by_position
 
     @property
     def formula_acceptance_length(self) -> float | None:

@@ -96,7 +96,7 @@ def _draw_acceptance(axes: Axes, result: BenchResult) -> None:
     """α by position in the draft."""
     longest = 1
     for index, name in enumerate(result.names):
-        alphas = [np.nan if alpha is None else alpha for alpha in result.figures(name).acceptance_by_position]
+        alphas = result.figures(name).acceptance_by_position
         if alphas:
             axes.plot(range(1, len(alphas) + 1), alphas, label=name, **_style(index))
             longest = max(longest, len(alphas))

@@ -13,7 +13,7 @@ from foredraft.bench.configurations import Configuration
 from foredraft.bench.environment import Environment
 from foredraft.bench.figures import Figures, first_difference
 from foredraft.bench.records import Answer, GroupRun
-from foredraft.bench.statistics import Ratio, Samples, median_with_interval, ratio_of_rates
+from foredraft.bench.statistics import Ratio, Samples, median_repeats, median_with_interval, ratio_of_rates
 from foredraft.bench.workload import Workload
 from foredraft.errors import ForedraftError
 from foredraft.sampling import SamplingParams
@@ -110,7 +110,7 @@ class BenchResult:
         counts. The interval assumes prompts with the same proportions of categories, so it is narrower if categories differ."""
         ours, theirs = self.runs_of(name), self.runs_of(baseline)
         kinds = {run.group: run.category for run in ours}
-        typical = _median_runs(theirs)
+        typical = Samples.of([(run.num_tokens, run.seconds) for run in median_repeats(theirs)])
         ratios = np.array(_paired_ratios(ours, theirs))
         as_fast = Samples(typical.tokens, typical.seconds / ratios)
         return ratio_of_rates(as_fast, typical, list(kinds.values()))
@@ -137,16 +137,6 @@ def _by_group(runs: Sequence[GroupRun]) -> Samples:
         tokens, seconds = sums[run.group]
         sums[run.group] = tokens + run.num_tokens, seconds + run.seconds
     return Samples.of(list(sums.values()))
-
-
-def _median_runs(runs: Sequence[GroupRun]) -> Samples:
-    """One sample per group: the repeat with the median speed; of two, the faster one."""
-    by_group: dict[int, list[GroupRun]] = defaultdict(list)
-    for run in runs:
-        by_group[run.group].append(run)
-    ranked = [sorted(repeats, key=lambda run: run.seconds / run.num_tokens) for repeats in by_group.values()]
-    middle = [repeats[(len(repeats) - 1) // 2] for repeats in ranked]
-    return Samples.of([(run.num_tokens, run.seconds) for run in middle])
 
 
 def _paired_ratios(ours: Sequence[GroupRun], theirs: Sequence[GroupRun]) -> list[float]:

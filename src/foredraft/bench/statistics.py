@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
+
+R = TypeVar("R", bound="Repeat")
 
 LEVEL = 0.95
 _ROUNDS = 4000
@@ -54,6 +57,29 @@ class Samples:
         """Tokens per second of all samples of a draw together. drawn: [R, N] -> [R]"""
         rates: Floats = self.tokens[drawn].sum(-1) / self.seconds[drawn].sum(-1)
         return rates
+
+
+class Repeat(Protocol):
+    """One run of a group of prompts, which may be repeated. num_tokens, seconds: of the whole run."""
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+def median_repeats(repeats: Sequence[R]) -> list[R]:
+    """Of each group the repeat with the median speed (of two, the faster one), so that a single disturbance does not count. In the order
+    of the groups."""
+    by_group: dict[int, list[R]] = {}
+    for repeat in repeats:
+        by_group.setdefault(repeat.group, []).append(repeat)
+    ranked = [sorted(by_group[group], key=lambda one: one.seconds / one.num_tokens) for group in sorted(by_group)]
+    return [of_group[(len(of_group) - 1) // 2] for of_group in ranked]
 
 
 def bootstrap(

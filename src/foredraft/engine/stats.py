@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 
 def _add_lists(a: list[int], b: list[int]) -> list[int]:
@@ -95,6 +96,12 @@ class SpeculationStats:
     def conditional_acceptance(self) -> float | None:
         """α = accepted / evaluated."""
         return self.num_accepted_tokens / self.num_evaluated_tokens if self.num_evaluated_tokens else None
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """α at each position of the draft at which a token was evaluated."""
+        accepted, evaluated = self.accepted_per_position, self.evaluated_per_position
+        return [num / of for num, of in zip_longest(accepted, evaluated, fillvalue=0)]
 
     @property
     def tokens_per_pass(self) -> float | None:

@@ -22,9 +22,7 @@ _MAX_LABELS = 12
 
 def alpha_chart(stats: SpeculationStats) -> str:
     """α by position: of the evaluated draft tokens at each position, the share that was accepted."""
-    shares = [
-        accepted / evaluated for accepted, evaluated in zip(_padded(stats), stats.evaluated_per_position, strict=True)
-    ]
+    shares = stats.acceptance_by_position
     return _bars(
         shares, [f"{share:.2f}" for share in shares], first=1, top=1.0, x="position in the draft", y="α", name="alpha"
     )
@@ -36,12 +34,6 @@ def histogram_chart(stats: SpeculationStats) -> str:
     return _bars(
         counts, [f"{count:,}" for count in counts], first=0, x="draft tokens accepted", y="rounds", name="histogram"
     )
-
-
-def _padded(stats: SpeculationStats) -> list[int]:
-    """accepted_per_position with zeros for the last positions, where nothing was accepted."""
-    accepted = stats.accepted_per_position
-    return accepted + [0] * (len(stats.evaluated_per_position) - len(accepted))
 
 
 def _bars(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foredraft.bench import Configuration
-from foredraft.bench.statistics import Floats, Indices, Ratio, bootstrap
+from foredraft.bench.statistics import Floats, Indices, Ratio, bootstrap, median_repeats
 from foredraft.errors import ForedraftError
 from foredraft.tune.costs import StepCosts
 from foredraft.tune.rounds import Trial
@@ -29,7 +29,7 @@ class PlainSpeed:
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         costs = StepCosts(one for trial in trials for one in trial.rounds)
-        trials = _median_trials(trials)
+        trials = median_repeats(trials)
         self.num_groups = _num_groups(trials)
         kinds = {trial.group: trial.category for trial in trials}
         self.categories = [kinds[group] for group in range(self.num_groups)]
@@ -55,7 +55,7 @@ class Predictor:
         if not runs or min(runs) < 1:
             raise ForedraftError(f"a prediction needs runs with drafts, but the depths are {sorted(runs)}")
         self._costs = StepCosts(one for trials in runs.values() for trial in trials for one in trial.rounds)
-        self._runs = {depth: _median_trials(trials) for depth, trials in sorted(runs.items())}
+        self._runs = {depth: median_repeats(trials) for depth, trials in sorted(runs.items())}
         self._known: dict[tuple[int, int], _Sums] = {}
 
     @property
@@ -150,15 +150,6 @@ def predict(predictor: Predictor, plain: PlainSpeed, configuration: Configuratio
     everything = np.arange(plain.num_groups)[None]
     speedup = Ratio(float(ratios(everything)[0]), bootstrap(plain.num_groups, ratios, strata=plain.categories))
     return Prediction(configuration, float(predictor.rate(gamma, everything)[0]), speedup)
-
-
-def _median_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """For each group the repeat with the median speed (of two, the faster one), so that a single disturbance does not count."""
-    of_group: dict[int, list[Trial]] = {}
-    for trial in trials:
-        of_group.setdefault(trial.group, []).append(trial)
-    ranked = [sorted(of_group[group], key=lambda one: one.seconds / one.num_tokens) for group in sorted(of_group)]
-    return [repeats[(len(repeats) - 1) // 2] for repeats in ranked]
 
 
 def _num_groups(trials: Sequence[Trial]) -> int:
