@@ -16,8 +16,10 @@ from tests.command_line import forked_commands, run_command
 
 KINDS = {
     "draft model": ("distill", "--layers", "1"),
+    "draft model in one pass": ("distill", "--layers", "1", "--parallel-tokens", "4"),
     "eagle3 with the target's lm_head": ("head", "--kind", "eagle3", "--share-lm-head", "--draft-vocab-size", "512"),
     "eagle1": ("head", "--kind", "eagle1", "--draft-model", "TARGET"),
+    "dspark": ("head", "--kind", "dspark", "--block-size", "4", "--markov-rank", "8"),
     "medusa": ("head", "--kind", "medusa", "--heads", "2"),
     "exit": ("head", "--kind", "exit", "--exit-layer", "1", "--adapter-size", "32"),
 }
