@@ -63,11 +63,11 @@ def generate(
     """Run `model.generate(...)` with batched speculative decoding. -> ids [B, L + new], as from generate
 
     inputs: ids [B, L], or the output of a tokenizer, which may also be given as keyword arguments (input_ids, attention_mask); for an
-    encoder-decoder, the encoder's inputs. tokenizer: the model's, needed for
-    stop_strings; with assistant_tokenizer (the draft model's), also for a draft model with another vocabulary. settings: any argument
-    of generate (max_new_tokens, do_sample, ...), and method, exit_layer, speculative_tokens and seed of custom_generate.
+    encoder-decoder, the encoder's inputs. tokenizer: the model's, needed for stop_strings; with assistant_tokenizer (the draft
+    model's), also for a draft model with another vocabulary. settings: any argument of generate (max_new_tokens, do_sample, ...), and
+    method, exit_layer, speculative_tokens and seed of custom_generate.
 
-    Raises ForedraftError for settings that cannot be honoured.
+    Raises ForedraftError if there are no inputs, and for settings that cannot be honoured.
     """
     for name, instead in (("streamer", "use LLM.stream"), ("assistant_model", "give draft_model (--draft-model)")):
         if settings.get(name) is not None:
@@ -83,12 +83,13 @@ def generate(
 
 def _tensors_of(inputs: Tensor | Mapping[str, Tensor] | None, settings: dict[str, Any]) -> dict[str, Tensor]:
     """The inputs by name; those given as keyword arguments are taken out of the settings."""
-    named: dict[str, Tensor] = {
-        name: settings.pop(name) for name in ("input_ids", "attention_mask") if name in settings
-    }
-    if inputs is None and named.get("input_ids") is None:
+    tensors: dict[str, Tensor] = dict(inputs) if isinstance(inputs, Mapping) else {}
+    tensors |= {name: settings.pop(name) for name in ("input_ids", "attention_mask") if name in settings}
+    if inputs is None and tensors.get("input_ids") is None:
         raise ForedraftError("there are no inputs: give ids, the output of a tokenizer, or input_ids=")
-    return {**(inputs if isinstance(inputs, Mapping) else {} if inputs is None else {"inputs": inputs}), **named}
+    if inputs is not None and not isinstance(inputs, Mapping):
+        tensors["inputs"] = inputs
+    return tensors
 
 
 def _vocabularies(

@@ -93,15 +93,13 @@ def with_fewer_layers(target: PreTrainedModel, num_layers: int, seed: int) -> Pr
     config.num_hidden_layers = num_layers
     _keep_kinds(config, layers)
     student = _random(config, "the target's configuration", seed)
-    kept = dense_weights(target)
-    for name, weight in student.state_dict().items():
-        source = kept.get(_source_name(name, layers))
-        if source is None or source.shape != weight.shape:
-            raise ForedraftError(
-                f"--layers: the target's layers are of several kinds, and {name} of its layers {layers} would stay random: give "
-                "--architecture or --init"
-            )
-    return copy_weights(student, target, layers)
+    missing = _copy(student, target, layers)
+    if missing:
+        raise ForedraftError(
+            f"--layers: the target's layers are of several kinds, and {missing[0]} of its layers {layers} would stay random: give "
+            "--architecture or --init"
+        )
+    return student
 
 
 def _keep_kinds(config: Any, layers: list[int]) -> None:
@@ -135,13 +133,21 @@ def with_own_head(student: PreTrainedModel) -> PreTrainedModel:
 def copy_weights(student: PreTrainedModel, target: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
     """Copy every weight that the target has under the same name and with the same shape, including packed ones. The student's
     layer i gets the weights of layers[i]."""
-    target_weights = dense_weights(target)
+    _copy(student, target, layers)
+    return student
+
+
+def _copy(student: PreTrainedModel, target: PreTrainedModel, layers: list[int]) -> list[str]:
+    """See copy_weights. -> the names of the weights that the target does not have"""
+    target_weights, missing = dense_weights(target), []
     with torch.no_grad():
         for name, weight in student.state_dict().items():
             source = target_weights.get(_source_name(name, layers))
-            if source is not None and source.shape == weight.shape:
+            if source is None or source.shape != weight.shape:
+                missing.append(name)
+            else:
                 weight.copy_(source)
-    return student
+    return missing
 
 
 def _source_name(name: str, layers: list[int]) -> str:

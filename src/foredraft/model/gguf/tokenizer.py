@@ -21,24 +21,20 @@ logger = logging.getLogger("foredraft")
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
 _ENDS = frozenset(
     (
-        *(
-            "<|eot_id|>",
-            "<|eom_id|>",
-            "<|end_of_text|>",
-            "<|im_end|>",
-            "<|endoftext|>",
-            "<|end|>",
-            "<|return|>",
-            "<|call|>",
-        ),
-        *(
-            "<end_of_turn>",
-            "<end_of_utterance>",
-            "<|END_OF_TURN_TOKEN|>",
-            "<EOT>",
-            "_<EOT>",
-            "<\uff5cend\u2581of\u2581sentence\uff5c>",
-        ),
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<EOT>",
+        "_<EOT>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
     )
 )
 """Tokens after which a model has nothing more to write, whatever the file's metadata say, and whatever type it gives them."""

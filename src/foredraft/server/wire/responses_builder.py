@@ -129,11 +129,8 @@ class ResponsesBuilder(ResponseBuilder):
         return self._event(kind, item_id=item.id, output_index=len(self._items) - 1, **fields)
 
     def _event(self, kind: str, **fields: Any) -> ResponseModel:
-        return ResponseEvent(type=kind, sequence_number=self._next_number(), **fields)
-
-    def _next_number(self) -> int:
         self._num_events += 1
-        return self._num_events - 1
+        return ResponseEvent(type=kind, sequence_number=self._num_events - 1, **fields)
 
     def _finished(self, outputs: Sequence[RequestOutput]) -> ResponsesResponse:
         usage = usage_of(outputs)
